@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,9 +88,12 @@ class UserCode:
                 ) from None
             from launcher.train.tracing.declared_model import DeclaredSource
             from launcher.train.tracing.task_source import TaskSource
+            from launcher.train.tracing.users_modules import forget_changed
 
             # These modules hold half a million objects, which the garbage collector need not visit again.
             gc.freeze()
+            with inside(workdir):
+                forget_changed(workdir)
             self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir, like)
 
     def about(self, args: Args | None = None) -> About:
@@ -106,11 +110,16 @@ class UserCode:
             return self._source.trace(recipe, ranks, args, exact=exact)
 
     def files(self) -> list[Path]:
-        return self._source.files()
+        from launcher.train.tracing.users_modules import modules_of
+
+        with inside(self.workdir), modules_of(self.workdir):
+            return self._source.files()
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        with working(what), running_user_code(self.name, self.workdir):
+        from launcher.train.tracing.users_modules import modules_of
+
+        with working(what), running_user_code(self.name, self.workdir), modules_of(self.workdir):
             yield
 
 
@@ -131,16 +140,22 @@ def running_user_code(name: str, workdir: Path) -> Iterator[None]:
             raise UserCodeError(_message(name, workdir, error)) from error
 
 
+_WHOLE_PROCESS = threading.RLock()
+"""Held while the user's code runs, because all threads share the working directory, stdout, os._exit() and
+torch's process group."""
+
+
 @contextlib.contextmanager
 def inside(workdir: Path) -> Iterator[None]:
-    """Change to `workdir` for the block, and send what is printed to stderr."""
-    before = Path.cwd()
-    os.chdir(workdir)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.chdir(before)
+    """Change to `workdir` for the block, and send what is printed to stderr. Other threads wait."""
+    with _WHOLE_PROCESS:
+        before = Path.cwd()
+        os.chdir(workdir)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            os.chdir(before)
 
 
 @contextlib.contextmanager

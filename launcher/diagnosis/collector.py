@@ -105,6 +105,8 @@ _BAR = re.compile(r"\d%\||\bit/s|s/it\b")
 "A progress bar. It is printed to stderr, which is not buffered."
 _FATAL = ("what():", "terminate called")
 "C++ messages about an exception that ends the process. Steps printed after them are another rank's."
+_USAGE = "usage: "
+"The line that argparse prints before the one that says which argument is wrong."
 _COUNTER = re.compile(
     r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|update)s?\b['\"\s:=#\[(/]{0,12}(\d+(?:\.\d+)?)|"
     r"\b(\d+)/\d+ \[|(\d+)it \["
@@ -279,7 +281,19 @@ class Collector:
     def clues(self) -> list[Clue]:
         """Return the clues; those that explain most come first."""
         kept = {(clue.stream, clue.line, clue.kind): clue for clues in self._clues.values() for clue in clues}
-        return sorted(kept.values(), key=lambda clue: (order_of(clue.kind), clue.time, clue.line))
+        told = {
+            (clue.stream, clue.label)
+            for clue in self._clues.get(("user-error", "words"), ())
+            if not clue.text.startswith(_USAGE)
+        }
+        return sorted(
+            (
+                clue
+                for clue in kept.values()
+                if not clue.text.startswith(_USAGE) or (clue.stream, clue.label) not in told
+            ),
+            key=lambda clue: (order_of(clue.kind), clue.time, clue.line),
+        )
 
     def _read(
         self, stream: str, lines: Sequence[bytes], index: int, shape: int, number: int, time: float

@@ -40,6 +40,8 @@ UNLESS: dict[Kind, str] = {
 
 PORT_TAKEN = re.compile(r"(?i)address already in use|EADDRINUSE|\bport \d+ is (?:already )?in use")
 "Words of a `rendezvous-failed` that is not about the network: another program listens at the port."
+FILE_SYSTEM_FAILED = re.compile(r"Stale file handle|Input/output error|Remote I/O error")
+"Words of a `node-failed` that is not about a GPU or a network adapter."
 
 _ZERO = r":\s*(?:0|N/A)\b|counters: 0"
 _CU_INIT = r"(?i)failed call to cuInit"  # TensorFlow prints it on any machine without a GPU and continues

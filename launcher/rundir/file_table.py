@@ -72,6 +72,7 @@ FILES = (
     RunFile(f"{ATTEMPT}/stop", "supervisor", "request", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/errors/rank-*.json", "rank", "once", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/exits/rank-*.json", "worker", "once", "record", "to node 0"),
+    RunFile(f"{ATTEMPT}/first-step.json", "worker", "once", "record"),
     RunFile(f"{ATTEMPT}/verdict.json", "supervisor", "once", "record"),
     RunFile(f"{ATTEMPT}/nodes/node-{{node}}.alive.json", "supervisor", "replaced", "never", "to node 0"),
     RunFile(f"{ATTEMPT}/nodes/node-{{node}}.ended.json", "supervisor", "once", "never", "to node 0"),

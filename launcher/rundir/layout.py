@@ -74,6 +74,11 @@ class AttemptDir:
         return self.path / "memory" / f"rank-{rank:03d}.jsonl"
 
     @property
+    def first_step(self) -> Path:
+        """{kind of a framework's log: number of the first step of the training there, 0 or 1}."""
+        return self.path / "first-step.json"
+
+    @property
     def snapshot_request(self) -> Path:
         """The latest request for a memory snapshot: its time, and the rank (null for all)."""
         return self.path / "snapshot.json"

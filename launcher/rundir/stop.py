@@ -1,4 +1,4 @@
-"""The files that ask ranks, or the supervisor of a batch script, to stop: the reason and the deadline."""
+"""The files that ask ranks or supervisors to stop."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ def read_stop_request(path: Path) -> StopRequest:
 def write_stop_request(path: Path, reason: str, killed_at: float) -> None:
     """Write a request. Raises OSError."""
     replace_text(path, f"{reason} {killed_at:.0f}\n")
+
+
+def write_cancel_request(path: Path) -> None:
+    """Add a line to a run's `cancel` file. Raises OSError.
+
+    A second request means more than the first one, and the supervisor may read both at once.
+    """
+    replace_text(path, f"{read_text(path)}{time.time()}\n")
+
+
+def cancel_requests(text: str, seen: str) -> int:
+    """Return how many requests a `cancel` file has got since it had the text `seen`."""
+    return len(text.removeprefix(seen).splitlines())
 
 
 def read_text(path: Path) -> str:

@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING
 
-from launcher.rundir.files import replace_json, replace_text
+from launcher.rundir.files import replace_json
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared_memory_folders import remove_shared
+from launcher.rundir.stop import write_cancel_request
 from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.registry import scheduler_class
@@ -151,7 +151,7 @@ class LocalScheduler(OneByOne):
             self._end_orphans(run)
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         try:
-            replace_text(run.cancel, f"{time.time()}\n")
+            write_cancel_request(run.cancel)
         except OSError as error:  # if the disk is full, send a signal instead
             if not signal_supervisor(run, signal.SIGINT):
                 raise SchedulerError(f"cannot write {run.cancel}: {error.strerror}") from None

@@ -72,6 +72,9 @@ def missing(
     if not workdir.is_dir():
         return
     if job.command is not None:
+        if message := _no_name_of_a_program(job.command[0]):
+            yield "command", message
+            return
         script = script_of(job.command)
         created_by_setup = script is not None and any(PurePath(script).name in line for line in setup)
         if script is not None and not created_by_setup:
@@ -132,6 +135,18 @@ def _data_files(
         pattern = str(workdir / Path(value).expanduser())
         if not created_by_setup and not glob.glob(pattern, recursive=True):  # noqa: PTH207 (an absolute pattern)
             yield f"args.{argument.arg}", f"there is no {value} (looked from {workdir})"
+
+
+def _no_name_of_a_program(first: str) -> str:
+    """Return why nobody calls a program so, or ""."""
+    if not first or re.match(r"[A-Za-z_]\w*=", first):
+        return f"{first!r} is no program; put variables into `env:`"
+    if " " in first and "/" not in first:
+        return (
+            f"the program {first!r} is a whole command in one argument: write its words as separate "
+            'arguments, or start a shell with [bash, -c, "..."]'
+        )
+    return ""
 
 
 _FLAGS = re.compile("-[bBdEiIOPqsSuvx]+")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
+from launcher.rundir.stop import write_cancel_request
 from launcher.schedulers.base import Prepared, Request, SchedulerError, Status
 from launcher.schedulers.login import LocalLogin, Login, LoginError
 from launcher.schedulers.rundir import write_run
@@ -132,4 +131,4 @@ class Store:
 def write_requests_to_stop(runs: Sequence[RunDir]) -> None:
     """Write the file that a supervisor looks for. Raises OSError."""
     for run in runs:
-        replace_text(run.cancel, f"{time.time()}\n")
+        write_cancel_request(run.cancel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -23,6 +22,7 @@ from pydantic import (
 
 from launcher.spec.adapter import Adapter
 from launcher.spec.command import affects_ranks, check_command, placeholder_of, uses
+from launcher.spec.command_text import split
 from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.fire_drill import env_problems
 from launcher.spec.quantities import Memory, Seconds, Threshold
@@ -180,10 +180,7 @@ def _as_recipe(value: Any) -> Any:
 
 def _as_command(value: Any) -> Any:
     if isinstance(value, str):
-        try:
-            return shlex.split(value)
-        except ValueError as error:
-            raise ValueError(f"cannot split into arguments ({error}); write a list instead") from None
+        return split(value)
     if isinstance(value, list | tuple):
         return [number_as_text(argument) for argument in value]
     return value

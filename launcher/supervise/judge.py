@@ -17,7 +17,7 @@ from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
 from launcher.diagnosis.collector import NAMED, shortened
 from launcher.diagnosis.fsdp_collective_order import problem_of
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
-from launcher.diagnosis.patterns import PORT_TAKEN
+from launcher.diagnosis.patterns import FILE_SYSTEM_FAILED, PORT_TAKEN
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.record_forms import ERROR, EXIT
@@ -347,8 +347,12 @@ def _reason(
     memory: OutOfMemory | None = None,
     gpus: bool = True,
     text: str = "",
+    printed: bool = False,
 ) -> str:
-    """Return the reason as a sentence. `text`: the decisive line or exception."""
+    """Return the reason as a sentence.
+
+    `text`: the decisive line or exception. `printed`: it is a line, and no exception.
+    """
     if memory is not None and memory.kind == "shared":
         what = "ran out of shared memory (/dev/shm)"
     elif failure == "gpu-oom" and not gpus:
@@ -357,6 +361,10 @@ def _reason(
         what = "could not listen at its port, which another program uses"
     elif failure == "user-error" and phase == "checkpoint":  # reading comes before the first step
         what = "could not save" if step is not None else "cannot continue from the checkpoint"
+    elif failure == "user-error" and printed:
+        what = "printed an error message and failed"
+    elif failure == "node-failed" and FILE_SYSTEM_FAILED.search(text):
+        what = "used a file system that failed"
     else:
         what = FAILURES[failure].did
     where = f" in {phase}" if phase else ""
@@ -481,7 +489,9 @@ def _verdict(evidence: Evidence, cause: Cause) -> Verdict:
         memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
-    reason = own_reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, text=clue.text)
+    reason = own_reason or _reason(
+        cause.failure, rank, memory=memory, gpus=evidence.gpus, text=clue.text, printed=not named
+    )
     if clue.own and not own_reason:
         who = "the job" if rank is None else f"rank {rank}"
         reason = f"{who} printed `{clue.text[:200]}`, which is {cause.failure} by `failures:`"
@@ -649,7 +659,7 @@ def _kill(
         return Candidate(clue, reason=f"{who} {how} when {numbers}", evidence=(numbers,))
     clue = Clue("killed", "SIGKILL", time=time)
     if code < 0:
-        return Candidate(clue, reason=f"{who} was killed (SIGKILL) from outside the run")
+        return Candidate(clue, reason=f"{who} was killed (SIGKILL), but not by launcher")
     what = "a program that it ran was killed (SIGKILL), or it chose this code itself"
     return Candidate(clue, reason=f"{who} ended with exit code {code}: {what}")
 

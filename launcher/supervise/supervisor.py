@@ -24,7 +24,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.model_properties import found_in_model
 from launcher.rundir.recipe_changes import downgrades_within, recipe_in_force
 from launcher.rundir.shared_memory_folders import remove_handover, remove_shared, with_shared
-from launcher.rundir.stop import StopRequest, read_stop_request, read_text
+from launcher.rundir.stop import StopRequest, cancel_requests, read_stop_request, read_text
 from launcher.spec.events import (
     AttemptEnded,
     AttemptStarted,
@@ -501,7 +501,7 @@ class Supervisor:
     def _asked_to_stop(self) -> bool:
         """Return whether `_requests` would return a request."""
         late = self._deadline is not None and time.monotonic() > self._deadline
-        cancelled = read_text(self.run.cancel) != self._cancel_seen
+        cancelled = cancel_requests(read_text(self.run.cancel), self._cancel_seen) > 0
         by_job = not self._last_request.reason and self._job_request().reason != ""
         return late or bool(self._signals[self._handled_signals :]) or cancelled or by_job
 
@@ -521,8 +521,8 @@ class Supervisor:
     def _requests(self, *, at_once: bool = False) -> list[str]:
         """Return the requests to stop since the last call.
 
-        They are signals, a passed deadline, the batch script's stop file, and the cancel file when it is
-        written or changed. Files are read twice a second, or now if `at_once`.
+        They are signals, a passed deadline, the batch script's stop file, and the lines of the cancel file.
+        Files are read twice a second, or now if `at_once`.
         """
         requests = self._signals[self._handled_signals :]
         self._handled_signals += len(requests)
@@ -545,9 +545,8 @@ class Supervisor:
                 self._kill_at = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
             self._last_request = request
             content = read_text(self.run.cancel)
-            if content != self._cancel_seen:
-                self._cancel_seen = content
-                requests.append("cancelled")
+            requests += ["cancelled"] * cancel_requests(content, self._cancel_seen)
+            self._cancel_seen = content
         return requests
 
     def _wait_for_turn(self) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from launcher.api.model_sources import UserCodeError, running_user_code
+import launcher
+from launcher.api.model_sources import UserCode, UserCodeError, running_user_code
+from launcher.spec.job import Job
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,90 @@ def test_code_that_ends_the_process_is_no_success_either(tmp_path: Path) -> None
 def test_ctrl_c_still_ends_a_plan(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), running_user_code("task m:T", tmp_path):
         raise KeyboardInterrupt
+
+
+def test_code_of_two_threads_never_runs_at_the_same_time(tmp_path: Path) -> None:
+    """The folder, os._exit() and stdout of the program were another thread's afterwards."""
+    before = Path.cwd(), os._exit, sys.stdout
+    both = threading.Barrier(2)
+    met = []
+
+    def run(folder: Path) -> None:
+        folder.mkdir()
+        with running_user_code("task m:T", folder):
+            try:
+                both.wait(0.5)
+            except threading.BrokenBarrierError:
+                met.append(Path.cwd() != folder)
+            else:
+                met.append(True)
+
+    threads = [threading.Thread(target=run, args=(tmp_path / name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met == [False, False]
+    assert (Path.cwd(), os._exit, sys.stdout) == before
+
+
+def test_a_process_group_of_the_program_is_no_fault_of_the_task() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    job = {
+        "name": "x",
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 1, "dim": 48, "heads": 2, "context": 16},
+        "batch": {"global": 2},
+        "steps": 1,
+        "resources": {"gpus_per_node": 1},
+    }
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(launcher.UsageError, match="this process has a process group"):
+            launcher.plan(job, cluster="slurm-a100")
+        assert dist.get_backend() == "gloo"
+    finally:
+        dist.destroy_process_group()
+
+
+TASK = """\
+import torch
+from torch import nn
+import helper
+from launcher.train import Task
+
+class T(Task):
+    couples_samples = helper.COUPLES{more}
+    def model(self): return nn.Linear(1, 1)
+    def data(self, split): return [torch.zeros(1)]
+    def loss(self, model, batch): return model(batch).sum(), 1
+"""
+
+
+def test_each_plan_of_a_program_sees_the_code_of_its_folder_as_it_is_now(tmp_path: Path) -> None:
+    """The first module of a name answered for all, and its answers were stored as those of the new files."""
+    job = Job.model_validate({"name": "x", "task": "mine:T", "batch": {"global": 1}, "steps": 1})
+
+    def write(folder: str, couples: bool, more: str = "") -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "mine.py").write_text(TASK.format(more=more))
+        (tmp_path / folder / "helper.py").write_text(f"COUPLES = {couples}\n")
+
+    def couples(folder: str) -> bool:
+        code = UserCode(job, tmp_path / folder, "cpu")
+        found = code.about().couples_samples
+        names = {file.relative_to(tmp_path).as_posix() for file in code.files() if tmp_path in file.parents}
+        assert names == {f"{folder}/mine.py", f"{folder}/helper.py"}
+        return found
+
+    write("a", True)
+    write("b", False)
+    assert couples("a")
+    assert not couples("b")
+    assert couples("a")
+    modules = sys.modules["mine"], sys.modules["helper"]
+    assert couples("a") and (sys.modules["mine"], sys.modules["helper"]) == modules, "nothing has changed"
+    write("a", False)
+    assert not couples("a")
+    write("a", False, " or True")
+    assert couples("a")

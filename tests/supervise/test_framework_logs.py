@@ -214,6 +214,25 @@ def test_a_metric_under_its_epoch_belongs_to_the_last_step_and_a_training_may_be
     assert [(line["step"], line["loss"]) for line in again] == [(1, 5.0), (2, 4.0)]
 
 
+@needs("torch", "tensorboard")
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_resumed_log_counts_its_steps_as_the_first_attempt_did(run: RunDir, first: int) -> None:
+    text = """
+    from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter("logs")
+    for step in range(BEGIN, BEGIN + 4):
+        writer.add_scalar("loss", step, step)
+    writer.close()
+    """
+    for attempt, begin in enumerate((0, 3, 5)):  # the second and third resume from a checkpoint
+        run.attempt(attempt).path.mkdir(parents=True)
+        since = time.time()
+        program(textwrap.dedent(text).replace("BEGIN", str(first + begin)), work(run))
+        lines = taken_over(run, attempt, since)
+        assert [line["step"] for line in lines] == [begin + 1, begin + 2, begin + 3, begin + 4]
+        assert lines[0]["loss"] == first + begin
+
+
 @needs("tensorboard")
 def test_an_evaluation_that_counts_its_batches_loses_no_step_of_the_training(run: RunDir) -> None:
     text = """

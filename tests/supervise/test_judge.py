@@ -468,13 +468,43 @@ def test_an_exception_before_a_crash_counts_and_before_a_signal_from_outside_doe
     assert verdict.failure == failure
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason", "decisive"),
+    [
+        (
+            ("usage: x.py [-h]", "            [--lr LR]", "x.py: error: unrecognized arguments: --l 1"),
+            "rank 0 printed an error message and failed",
+            "x.py: error: unrecognized arguments: --l 1",
+        ),
+        (
+            ("ERROR: out of memory, lower your batch size",),
+            "rank 0 printed an error message and failed",
+            "out of memory, lower your batch size",
+        ),
+        (
+            ("OSError: [Errno 5] Input/output error: 'a.bin'",),
+            "rank 0 used a file system that failed",
+            "OSError: [Errno 5] Input/output error: 'a.bin'",
+        ),
+        (TRACEBACK, "rank 0 raised an exception", "ValueError: bad token"),
+    ],
+)
+def test_the_reason_says_what_the_decisive_line_shows(
+    lines: tuple[str, ...], reason: str, decisive: str
+) -> None:
+    """A line is no exception, and a file is no GPU."""
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 2}, exits=(ended(0, 2, lines=lines),)))
+    assert verdict.reason == reason
+    assert [seen.text for seen in verdict.seen] == [decisive]
+
+
 def test_an_exit_code_of_137_is_no_signal_that_the_rank_got() -> None:
     """A shell ends so if its program was killed; any program may."""
 
     def reason(code: int) -> str:
         return judge(Evidence(ranks=1, exit_codes={0: 137}, exits=(ended(0, code),))).reason
 
-    assert reason(-signal.SIGKILL) == "rank 0 was killed (SIGKILL) from outside the run"
+    assert reason(-signal.SIGKILL) == "rank 0 was killed (SIGKILL), but not by launcher"
     assert reason(137) == (
         "rank 0 ended with exit code 137: a program that it ran was killed (SIGKILL), or it chose this code "
         "itself"

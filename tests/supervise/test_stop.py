@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.stop import read_stop_request, write_stop_request
+from launcher.rundir.stop import read_stop_request, write_cancel_request, write_stop_request
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start
 from launcher.supervise.process import processes_of
 from launcher.supervise.supervisor import LEAVE_SECONDS, Supervisor
@@ -97,6 +97,20 @@ def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: 
     run.cancel.write_text("now")
     supervisor._files_checked = 0.0  # as half a second later
     assert recorded() == recorded() == ["node-failed", "cancelled"]
+
+
+def test_a_second_cancellation_counts_also_if_both_came_between_two_looks(run: RunDir) -> None:
+    supervisor = Supervisor(run, NodePlace(), {})
+    for _ in range(2):
+        write_cancel_request(run.cancel)
+    assert supervisor._requests(at_once=True) == ["cancelled"] * 2
+    assert supervisor._requests(at_once=True) == []
+    write_cancel_request(run.cancel)
+    assert supervisor._requests(at_once=True) == ["cancelled"]
+    run.cancel.write_text("by an earlier version\n")
+    assert supervisor._requests(at_once=True) == ["cancelled"]
+    run.cancel.unlink()
+    assert supervisor._requests(at_once=True) == []
 
 
 def test_the_job_s_output_names_the_cause_that_the_batch_script_finds_out(

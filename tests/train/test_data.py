@@ -193,13 +193,28 @@ def test_a_sample_that_raises_is_named(raised: Exception, failure: str, workers:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_no_step_has_fewer_samples_because_collate_raises_stop_iteration(workers: int) -> None:
+@pytest.mark.parametrize(
+    ("raised", "failure"),
+    [
+        (StopIteration(), "user-error"),  # which by itself would only end the step, with fewer samples
+        (SystemExit(0), "user-error"),
+        (KeyError("length"), "user-error"),
+        (MemoryError(), "host-oom"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_samples_whose_collation_raises_are_named(raised: BaseException, failure: str, workers: int) -> None:
     def collate(_: list[Any]) -> Any:
-        return next(iter(()))
+        raise raised
 
     data = TrainingData(list(range(8)), collate, job(train={"workers": workers}), recipe(micro=8), 0, 1)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(SampleError) as error:
         list(data.micro_batches(1))
+    indices = ", ".join(str(sample) for sample in data.samples(1, 1))
+    said = f'SampleError: collate() of samples {indices} of data("train") raised {type(raised).__name__}: '
+    assert in_a_line(error.value).startswith(said)
+    assert "in collate" in "".join(traceback.format_exception(error.value))
+    assert classify(error.value, Where("data", 1, users=True)) == failure
     for worker in multiprocessing.active_children():
         worker.terminate()
         worker.join()

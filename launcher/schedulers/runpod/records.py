@@ -6,8 +6,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from launcher.rundir.files import parsed, replace_json, replace_text
+from launcher.rundir.files import parsed, replace_json
 from launcher.rundir.layout import RunDir
+from launcher.rundir.stop import write_cancel_request
 from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.rundir import record_end
@@ -79,5 +80,5 @@ def ask_to_stop(copy: Copy) -> None:
 
     Raises VolumeError; in that case the next poll sends the request.
     """
-    replace_text(copy.run.cancel, f"{time.time()}\n")
+    write_cancel_request(copy.run.cancel)
     copy.send()

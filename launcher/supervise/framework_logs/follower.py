@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.logs.read import OffsetReader
-from launcher.rundir.files import append_json, parsed
+from launcher.rundir.files import append_json, parsed, read_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.supervise.framework_logs.lines import FROM, FrameworkLines
 from launcher.supervise.framework_logs.sources import Source
@@ -32,7 +32,9 @@ class FrameworkLogs:
         """`since` is when the rank was started, in Unix seconds, and `environ` its environment."""
         self._metrics = run.metrics
         self._source = Source(run, workdir, since)
-        self._lines = FrameworkLines(attempt, run.read_about().job.batch.global_, since, environ)
+        samples = run.read_about().job.batch.global_
+        self._lines = FrameworkLines(attempt, samples, since, environ, _first_steps(run, attempt))
+        self._first_step = run.attempt(attempt).first_step
         self._written = OffsetReader(run.metrics)
         self._written.offset = self._written.size()
         self._script_reports = False
@@ -61,6 +63,8 @@ class FrameworkLogs:
             kind, readings = self._source.read(search=last)
             if readings and (lines := self._lines.lines(kind, readings, time.time())):
                 append_json(self._metrics, *lines)
+                if self._lines.first is not None and not self._first_step.exists():
+                    replace_json(self._first_step, {kind: self._lines.first})
 
     def _sees_launcher_log(self) -> bool:
         while data := self._written.read(_READ_BYTES):
@@ -68,3 +72,12 @@ class FrameworkLogs:
                 copied = not isinstance(line, dict) or FROM in line
                 self._script_reports = self._script_reports or not copied
         return self._script_reports
+
+
+def _first_steps(run: RunDir, attempt: int) -> dict[str, int]:
+    """Return {kind of log: number of its first step} of the latest earlier attempt that has recorded it."""
+    for earlier in range(attempt - 1, -1, -1):
+        record = read_json(run.attempt(earlier).first_step)
+        if isinstance(record, dict):
+            return {kind: first for kind, first in record.items() if first in (0, 1)}
+    return {}

@@ -23,11 +23,21 @@ class FrameworkLines:
     """Creates the lines of one attempt."""
 
     def __init__(
-        self, attempt: int, samples_per_step: int | None, since: float, environ: Mapping[str, str]
+        self,
+        attempt: int,
+        samples_per_step: int | None,
+        since: float,
+        environ: Mapping[str, str],
+        first_steps: Mapping[str, int],
     ) -> None:
-        """`since` is when the rank was started, in Unix seconds."""
+        """`since` is when the rank was started, in Unix seconds.
+
+        `first_steps` maps kinds of logs to the number of the first step in an earlier attempt. The log of a
+        resumed training begins with a later step.
+        """
         self._lines, self._samples_per_step = StepLines(attempt, environ), samples_per_step
         self._since, self._read_at, self._batches = since, since, 0
+        self._first_steps = first_steps
         self._first: int | None = None
         self._step: int | None = None
         self._trained: int | None = None
@@ -43,6 +53,11 @@ class FrameworkLines:
         self._tokens: float | None = None
         self._names: set[str] = set()
 
+    @property
+    def first(self) -> int | None:
+        """Number of the first step of a training in its log, 0 or 1; None if it is not known yet."""
+        return self._first
+
     def lines(self, kind: str, readings: Sequence[Reading], now: float) -> list[dict[str, Any]]:
         """Return the lines for readings that were read at the time `now`, in Unix seconds.
 
@@ -50,6 +65,7 @@ class FrameworkLines:
         written. Steps of the first call have no `seconds`, because they include the program's start.
         """
         lines = []
+        self._first = self._first_steps.get(kind) if self._first is None else self._first
         self._first = next((reading.first for reading in readings if reading.first is not None), self._first)
         written = next((reading.written for reading in readings if reading.written is not None), now)
         end = min(max(written, self._read_at), now)

@@ -34,13 +34,16 @@ HOST = torch.device("cpu")
 ENDING_SECONDS = 1.0
 "Maximum time between the first sign that a worker ends, such as a closed connection, and its end."
 
+MAX_NAMED = 16
+"Number of samples that an error names."
+
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]
 "(position of the sample in the training, index in the dataset)"
 
 
 class SampleError(Exception):
-    """A sample could not be fetched. The message names its index and what the dataset raised."""
+    """Samples could not be fetched or collated. The message names their indices and what was raised."""
 
 
 class WorkerError(RuntimeError):
@@ -103,10 +106,16 @@ class Loader:
         """Collate what `_Samples.__getitems__` returned."""
         if isinstance(fetched, _Raised):
             return fetched
-        position, samples = fetched
+        tickets, samples = fetched
         if not (self._collates_by_default and _draws_nothing(samples)):
-            self._random.seed(derive_seed("batch", self._seed, position))
-        return self._collate(samples)
+            self._random.seed(derive_seed("batch", self._seed, tickets[0][0]))
+        try:
+            return self._collate(samples)
+        except (Exception, SystemExit) as error:
+            indices = ", ".join(str(index) for _, index in tickets[:MAX_NAMED])
+            more = f" and {len(tickets) - MAX_NAMED} more" if len(tickets) > MAX_NAMED else ""
+            what = f'collate() of samples {indices}{more} of data("{self._samples.split}")'
+            return _raised(SampleError(f"{what} raised {described(error)}"), error)
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches without a change of this process's random state. Raises SampleError, for a worker,
@@ -212,6 +221,14 @@ class _Raised:
     text: str
 
 
+def _raised(error: SampleError, cause: BaseException | None) -> _Raised:
+    """Return the error if this process is a worker, else raise it."""
+    if get_worker_info() is None:
+        raise error from cause
+    trace = "".join(traceback.format_exception(cause))
+    return _Raised(f"{error}\nIn a DataLoader worker:\n{trace}")
+
+
 class _Samples(Dataset[Any]):
     def __init__(self, split: Split, data: Any, seed: int, random: _HostRandomState) -> None:
         self.split, self.data, self.seed, self._random = split, data, seed, random
@@ -229,15 +246,12 @@ class _Samples(Dataset[Any]):
         except (Exception, SystemExit) as error:
             raise SampleError(f'sample {index} of data("{self.split}") raised {described(error)}') from error
 
-    def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]] | _Raised:
-        """Return (position of the first sample, all samples); the DataLoader calls this."""
+    def __getitems__(self, tickets: list[Ticket]) -> tuple[list[Ticket], list[Any]] | _Raised:
+        """Return (tickets, samples); the DataLoader calls this."""
         try:
-            return tickets[0][0], [self[ticket] for ticket in tickets]
+            return tickets, [self[ticket] for ticket in tickets]
         except SampleError as error:
-            if get_worker_info() is None:
-                raise
-            trace = "".join(traceback.format_exception(error.__cause__))
-            return _Raised(f"{error}\nIn a DataLoader worker:\n{trace}")
+            return _raised(error, error.__cause__)
 
 
 class _HostRandomState:

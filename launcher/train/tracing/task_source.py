@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial, wraps
@@ -18,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
-from launcher.memory.store import PACKAGE
 from launcher.memory.trace import Trace
 from launcher.planning.model_source import About, NotCompiledError, NoTraceError
 from launcher.spec import optimizer_table
@@ -37,6 +35,7 @@ from launcher.train.tracing.cuda_devices import ignoring_cuda_devices, is_about_
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.second_process import SecondProcess
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
+from launcher.train.tracing.users_modules import is_users
 
 TO_DO = (
     "a trace knows no values but the integers of the sample: what a step allocates must not depend on what "
@@ -53,7 +52,6 @@ LARGEST = 2**20
 "Maximum bytes of a file named by an argument that counts as source; larger files are data."
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
 
 def _with_or_without_cuda(question: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -168,7 +166,7 @@ class TaskSource:
         """Return the files that the traces depend on: all loaded code outside libraries, the files that
         arguments name, and the JSON files of directories that they name."""
         modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        files = {Path(file) for file in modules if file is not None and _is_users(Path(file))}
+        files = {Path(file) for file in modules if file is not None and is_users(Path(file))}
         for value in tree_leaves(dict(self.job.args)):
             if isinstance(value, str):
                 with suppress(OSError, ValueError):
@@ -230,12 +228,3 @@ def _reason(error: Exception) -> str:
             "trace knows none but the integers of the sample; boolean masks call such operators"
         )
     return TO_DO
-
-
-def _is_users(file: Path) -> bool:
-    """Return whether the file is the user's: not of the standard library, an installed package or launcher,
-    which count by their version."""
-    folders = (*(Path(path) for path in _LIBRARIES), PACKAGE)
-    # Some modules of torch are generated, and their files do not exist.
-    real = file.suffix == ".py" and file.is_absolute() and file.is_file()
-    return real and not any(file.is_relative_to(folder) for folder in folders)

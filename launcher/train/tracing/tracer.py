@@ -26,7 +26,7 @@ from launcher.memory.states import Ranks
 from launcher.memory.trace import COMPLETE, LATER, PRODUCT, Affine, Trace, Work, combine
 from launcher.memory.unroll import NotUniformError, Recorded, Run, placed, unroll
 from launcher.rundir.layout import RunDir
-from launcher.spec.errors import first_line
+from launcher.spec.errors import UsageError, first_line
 from launcher.spec.job import Job
 from launcher.spec.mesh import model_parallel
 from launcher.spec.recipe import Recipe
@@ -453,6 +453,11 @@ _IDS = random.Random(0)
 @contextmanager
 def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
     """Set up a process group of fake ranks around `rank`, whose collectives return at once."""
+    if dist.is_initialized():
+        raise UsageError(
+            "this process has a process group of torch.distributed, and a plan needs its own: plan before "
+            "init_process_group(), after destroy_process_group(), or in another process"
+        )
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     sys.excepthook = hook  # init_process_group installs one that prefixes tracebacks with the rank
