@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.spec.recipe import SHARDED
 from launcher.train.ddp import forwards
+from launcher.train.dtensor_pitfalls import check_whole, refused_pitfalls
 from launcher.train.mesh import SHARD
 from launcher.train.precision import compute_in
 from launcher.train.rank import Rank
@@ -53,9 +54,9 @@ def check_gradients_on(name: str) -> None:
 @contextmanager
 def computing(name: str, rank: Rank) -> Iterator[None]:
     """Run a forward pass of the task's function `name` in the recipe's precision. Raises TaskError for a
-    weight that is used where FSDP has not gathered it."""
+    weight that is used where FSDP has not gathered it, or in a way that torch gets wrong for a part of it."""
     try:
-        with compute_in(rank.recipe, rank.device):
+        with compute_in(rank.recipe, rank.device), refused_pitfalls():
             yield
     except RuntimeError as error:
         if "mixed torch.Tensor and DTensor" not in str(error):
@@ -95,6 +96,8 @@ def check_loss(name: str, result: Any) -> None:
             "train.weight_decay, or sharding: ddp"
         )
     for value, what, inputs in ((result[0], "a sum", "the loss"), (weight, "a weight", "its sum")):
+        if isinstance(value, torch.Tensor):
+            check_whole(value, f"{name} returned {what}")
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             raise TaskError(
                 f"{name} returned {what} in {value.dtype}, which keeps two or three digits: call .float() on "

@@ -18,6 +18,7 @@ from launcher.train.adapters.adapter import initialise_adapter, initialise_with_
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.compiling.compiling import Forward, apply_compile
 from launcher.train.cpu_memory_budget import Budget
+from launcher.train.dtensor_pitfalls import refused_pitfalls
 from launcher.train.float8 import to_float8
 from launcher.train.local_shards import local
 from launcher.train.mesh import Meshes
@@ -196,10 +197,11 @@ def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -
         # What the task forgets would have values from an earlier use of the memory.
         if tensor.is_floating_point():
             local(tensor.detach()).fill_(math.nan)
-    if task.adapter is None:
-        task.initialise(model, seed)
-    else:
-        initialise_with_adapter(task, model, device, seed)
+    with refused_pitfalls():
+        if task.adapter is None:
+            task.initialise(model, seed)
+        else:
+            initialise_with_adapter(task, model, device, seed)
     name, now = f"initialise() of {type(task).__name__}", dict(model.named_parameters())
     if replaced := [n for n, p in before.items() if isinstance(p, DTensor) and now.get(n) is not p]:
         raise TaskError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch.distributed.tensor import DTensor
 
 Number = torch.Tensor | float
 Sums = tuple[Number, Number]
@@ -58,8 +59,9 @@ def added(sums: Sums, more: Sums) -> Sums:
 
 def _exact(value: Number) -> Number:
     """Return the value without its graph and in fp64: a sum of small numbers in bf16 stops at 256 of them.
-    A value on the GPU stays there: to read it would wait for the pass."""
-    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+    A value on the GPU stays there: to read it would wait for the pass. A DTensor is read, which refuses a
+    part."""
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu" and not isinstance(value, DTensor):
         return value.detach().reshape(()).double()
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -31,7 +32,7 @@ from launcher.train.batch_norm_modules import compute_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
 from launcher.train.forward import check_loss, loss_of
-from launcher.train.mesh import SHARD
+from launcher.train.mesh import SHARD, TENSOR
 from launcher.train.model import new_model
 from launcher.train.rank import SetupError
 from launcher.train.replaced_parameters import Originals
@@ -40,6 +41,8 @@ from launcher.train.sharding.gathered_weights import refuse_changes
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.sharding.sharding import check_shardable, check_types, shared_with_root
 from launcher.train.task import Task, TaskError
+from launcher.train.task_metrics import open_logged
+from launcher.train.tensor_parallel import whole as whole_of
 from launcher.train.undo.state_finder import StateFinder
 from tests.train import traps
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
@@ -255,6 +258,70 @@ def test_fsdp_refuses_parameters_of_two_types_in_a_unit_and_a_loss_over_divided_
         penalty = sum(p.square().sum() for p in model.parameters())
         with pytest.raises(TaskError, match=r"^loss returned a sum that contains parameters .*weight_decay"):
             check_loss("loss", (penalty, 1))
+
+
+class Penalized(traps.Normed):
+    """A loss that `add`s to its sum what it computes from the model."""
+
+    metrics = ("norm",)
+
+    def __init__(self, add: Callable[[Penalized, nn.Module], Any]) -> None:
+        self.add = add
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        more = self.add(self, model)
+        return model(batch).square().sum() + more, len(batch)
+
+
+def _in_new_data(_: object, model: nn.Module) -> float:
+    model.weight.data = model.weight.data.clamp(-1, 1)
+    return 0.0
+
+
+def _in_place(_: object, model: nn.Module) -> float:
+    model.weight.data.clamp_(-1, 1)
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("add", "said"),
+    [
+        (lambda _, model: model.weight.norm().item(), "reads a number, .* of which each rank has a part"),
+        (lambda _, model: int(model.weight.detach().max()), "reads a number"),
+        (lambda task, model: task.log("norm", model.weight.norm()) or 0.0, "reads a number"),
+        (_in_new_data, r"assigns `\.data` of a tensor of shape \(4, 4\) .* in place"),
+        (_in_place, None),
+    ],
+    ids=["item", "int", "log", "data", "in place"],
+)
+@pytest.mark.parametrize("dimension", [SHARD, TENSOR])
+def test_a_number_of_a_part_and_new_data_of_a_part_are_refused(
+    add: Any, said: str | None, dimension: str
+) -> None:
+    sharding = "fsdp" if dimension == SHARD else "none"
+    rank: Any = SimpleNamespace(recipe=recipe(sharding), device=torch.device("cpu"))
+    model, cure = nn.Linear(4, 4, bias=False), {SHARD: "zero1$", TENSOR: "tensor: 1$"}[dimension]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(dimension,))
+        if dimension == SHARD:
+            fully_shard(model, mesh=mesh)
+        else:
+            parallelize_module(model, mesh, ColwiseParallel(output_layouts=Replicate()))
+        open_logged(Penalized.metrics)
+        refused = pytest.raises(TaskError, match=f"{said}{'' if add is _in_new_data else '.* ' + cure}")
+        with refused if said is not None else nullcontext():
+            loss_of(Penalized(add), model, torch.ones(2, 4), rank)
+        model.weight.data = model.weight.data  # torch's own again
+        if dimension == TENSOR:
+            penalty = model.weight.square().sum()
+            with pytest.raises(
+                TaskError, match=f"^loss returned a sum of which each rank has a part.* {cure}"
+            ):
+                check_loss("loss", (penalty, 1))
+            check_loss("loss", (whole_of(penalty), 1))
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("through", [lambda one: one, lambda one: one.data], ids=["in place", "data"])

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from launcher.train.optimizers.host_gradients import HostGradients
 from launcher.train.optimizers.proxy_optimizer import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import step_alone
 from launcher.train.rank import SetupError
+from launcher.train.undo.fingerprint import bits, row_sums
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
 "A plain tensor of states -> the same values in the memory where they will stay."
@@ -34,6 +35,9 @@ class HostOptimizer(ProxyOptimizer):
     back, so checkpoints with and without offload are the same. Host memory holds the proxies, which are as
     large as this rank's parameters, the states unless `keep` moves them, and the gradients. These are there
     since the backward pass if `gradients` collects them; without it, a step copies one at a time.
+
+    Code of the task may change parameters between two steps, such as clamp a temperature: a step first copies
+    what has changed to the proxies.
 
     All states are created at the start, so that states that do not fit fail before the first step.
     A memory budget does not count allocations inside the context `host_side`.
@@ -49,6 +53,8 @@ class HostOptimizer(ProxyOptimizer):
         gradients: HostGradients | None = None,
     ) -> None:
         self._keep, self._host_side, self.gradients = keep, host_side, gradients
+        self._marks: list[torch.Tensor] | None = None
+        "Small hashes of the parameters after the last step."
         with host_side():
             super().__init__(groups, wide, make, _twin)
             for group, p, proxy in self._pairs():
@@ -60,6 +66,7 @@ class HostOptimizer(ProxyOptimizer):
         """Update all parameters. `closure` is ignored; torch.distributed.checkpoint passes None by name."""
         self.update_inner()
         with self._host_side():
+            self._follow_changes()
             for group, p, proxy in self._pairs():
                 if (gradient := gradient_of(p, self)) is None:
                     continue
@@ -67,6 +74,14 @@ class HostOptimizer(ProxyOptimizer):
                     gradient = _on_host(local(proxy)).copy_(local(gradient))
                 self._step_alone(group, proxy, local(gradient))
                 local(p).copy_(local(proxy), non_blocking=True)
+            self._marks = _marks(p for _, p, _ in self._pairs())
+
+    def _follow_changes(self) -> None:
+        """Copy the parameters that have changed since the last step to their proxies."""
+        before, now = self._marks, _marks(p for _, p, _ in self._pairs())
+        for at, (_, p, proxy) in enumerate(self._pairs()):
+            if before is None or now is None or not torch.equal(before[at], now[at]):
+                local(proxy).copy_(local(p))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -101,6 +116,16 @@ class HostOptimizer(ProxyOptimizer):
         for name, value in state.items():
             if value.ndim:
                 state[name] = sharded_like(value, self._keep(local(value)), value.shape)
+
+
+def _marks(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Return a small hash of each parameter's part on this rank, on the host. None if all are there: a copy
+    is as fast."""
+    parts = [local(p) for p in parameters]
+    if not any(part.is_cuda for part in parts):
+        return None
+    marks = [row_sums(row_sums(bits(part))) for part in parts]
+    return [*torch.split(torch.cat(marks).cpu(), [len(mark) for mark in marks])]
 
 
 def gradient_of(p: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

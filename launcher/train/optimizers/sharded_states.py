@@ -46,6 +46,7 @@ class ShardedStates(ProxyOptimizer):
         Every rank must have gradients for the same parameters, as DDP ensures.
         """
         self.update_inner()
+        self._follow_data()
         updated = [p for p in self.proxies if p.grad is not None]
         for p in updated:
             proxy = self.proxies[p]
@@ -60,6 +61,17 @@ class ShardedStates(ProxyOptimizer):
                 self.proxies[p].grad = None
         self.expose_inner()
         self._gather(updated)
+
+    def _follow_data(self) -> None:
+        """Let the proxies share the memory of parameters whose `.data` code of the task has replaced."""
+        for p, proxy in self.proxies.items():
+            whole = local(p)
+            if whole.untyped_storage().data_ptr() == local(proxy).untyped_storage().data_ptr():
+                continue
+            if _is_split(p, proxy):
+                proxy._local_tensor = whole[_own_rows(whole, self._mesh)]  # type: ignore[attr-defined]
+            else:
+                proxy.data = p.detach()
 
     @property
     def gather_bytes(self) -> int:
