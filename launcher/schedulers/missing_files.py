@@ -72,7 +72,7 @@ def missing(
     if not workdir.is_dir():
         return
     if job.command is not None:
-        if message := _no_name_of_a_program(job.command[0]):
+        if message := _why_no_program(job.command[0]):
             yield "command", message
             return
         script = script_of(job.command)
@@ -137,8 +137,8 @@ def _data_files(
             yield f"args.{argument.arg}", f"there is no {value} (looked from {workdir})"
 
 
-def _no_name_of_a_program(first: str) -> str:
-    """Return why nobody calls a program so, or ""."""
+def _why_no_program(first: str) -> str:
+    """Return why the first argument of a command cannot name a program, or ""."""
     if not first or re.match(r"[A-Za-z_]\w*=", first):
         return f"{first!r} is no program; put variables into `env:`"
     if " " in first and "/" not in first:

@@ -47,7 +47,7 @@ PLAIN = {
 
 # The largest relative difference of a loss within 20 steps: three to five times the worst that was measured
 # on a CPU (benchmarks/results/recipes.json), more for fp32, where that is one rounding; float8 is unmeasured.
-# bf16-mixed: with Python 3.10, whose text is another one, one step of Lion differs by 5e-4, in stages by 1e-3.
+# bf16-mixed: on the text of Python 3.10, one step of Lion differs by 5e-4, in stages by 1e-3.
 PRECISION = {"fp32": 2e-6, "bf16-mixed": 2e-3, "fp16-mixed": 2e-4, "bf16": 3e-3, "float8": 2e-2}
 OPTIMIZER = {
     "adamw": 0.0,
