@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +65,12 @@ def test_a_controller_that_is_down_at_submission_is_named_and_no_job_appears_lat
     written = job(lab)
     lab.cluster.stop_controller()
     try:
-        begin = time.monotonic()
         done = lab.cli("submit", written, "-c", "lab.yaml")
-        seconds = time.monotonic() - begin
     finally:
         lab.cluster.start_controller()
     assert done.returncode == 4, done.stdout + done.stderr
     assert "controller" in done.stderr.lower() and "Traceback" not in done.stderr
     assert done.stderr.count("trying for 20 s") == 1
-    assert seconds < 60
     assert jobs_of(lab) == []
     assert all(run["state"] == "failed" for run in json.loads(lab.cli("list", "--json").stdout))
 
@@ -88,8 +86,12 @@ def test_a_cancel_without_the_controller_reaches_a_run_that_has_begun_and_is_not
     wait_for((running.path / "held").exists, "first step")
     lab.cluster.stop_controller()
     try:
-        asked, refused = lab.cli("cancel", running.id), lab.cli("cancel", waiting.id)
-        (running.path / "go").touch()
+        with ThreadPoolExecutor(1) as pool:  # Slurm's commands may take longer than the run has to stop
+            cancelling = pool.submit(lab.cli, "cancel", running.id)
+            wait_for(running.cancel.exists, "request")
+            (running.path / "go").touch()
+            asked = cancelling.result()
+        refused = lab.cli("cancel", waiting.id)
         wait_for(lambda: running.read_state().state == "cancelled", "end of the run")
     finally:
         lab.cluster.start_controller()
