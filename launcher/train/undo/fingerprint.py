@@ -8,10 +8,12 @@ from functools import lru_cache
 
 import torch
 
+from launcher.memory.optimizer_temporaries import HASHED_BYTES
+
 ROW = 1024
 "Number of 32-bit words per 64-bit sum."
-CHUNK = 2**22
-"Number of words converted to 64 bits at a time: 32 MiB of temporary memory."
+CHUNK = HASHED_BYTES // 4
+"Number of words converted to 64 bits at a time."
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
