@@ -324,6 +324,14 @@ def test_a_number_of_a_part_and_new_data_of_a_part_are_refused(
         dist.destroy_process_group()
 
 
+def test_fsdp_refuses_a_gradient_that_it_would_not_add_up(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:Penalizing", steps=2))
+    assert any(start(run, recipe("fsdp", micro=4)).codes.values())
+    failure = any_error(run.attempt(0))
+    assert "the loss depends on layers.0.weight outside of the forward of its" in failure["exception"]
+    assert failure["failure"] == "user-error" and not losses(run)
+
+
 @pytest.mark.parametrize("through", [lambda one: one, lambda one: one.data], ids=["in place", "data"])
 def test_fsdp_refuses_a_weight_that_forward_changes_and_one_that_is_replaced(through: Any) -> None:
     class Clamped(nn.Linear):

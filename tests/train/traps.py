@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from launcher.tasks.llama import LanguageModel
 from launcher.train import Task
+from launcher.train.tensor_parallel import whole
 
 VOCABULARY = 32
 
@@ -551,6 +552,14 @@ class Undeclared(Trap):
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         self.log("accuracy", 1.0)
         return super().loss(model, batch)
+
+
+class Penalizing(Trap):
+    """A penalty on the whole weight, each micro-batch with its weight."""
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        loss, weight = super().loss(model, batch)
+        return loss + weight * whole(model.get_parameter("layers.0.weight").square().sum()), weight
 
 
 class Dropping(Normed):

@@ -1,18 +1,21 @@
-"""Refuses models that change or replace a weight while FSDP has gathered it: the change would be lost.
+"""Refuses uses of a weight that FSDP does not see.
 
-Examples are a temperature that `forward` clamps and a teacher that follows its student there. What `forward`
-sees of a weight is a copy, which FSDP frees.
+A change of a weight in `forward` would be lost: examples are a temperature that is clamped there and a
+teacher that follows its student. What `forward` sees of a weight is a copy, which FSDP frees. A gradient that
+reaches a shard, and not the gathered weight, would not be added up over the ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from launcher.train.activations.recomputation import WATCHED
 from launcher.train.local_shards import groups_of
@@ -32,6 +35,25 @@ def refuse_changes(unit: FSDPModule, name: str) -> None:
     unit.register_forward_pre_hook(gathered.check_own, prepend=True)
     unit.register_forward_pre_hook(gathered.begins)
     unit.register_forward_hook(gathered.ends, prepend=True)  # FSDP's own frees the weights
+
+
+def refuse_gradients_of_shards(model: nn.Module) -> None:
+    """Let the backward pass raise TaskError if it computes a gradient of a shard.
+
+    FSDP adds up over the ranks what reaches a gathered weight. A rank's shard, as in `weight.full_tensor()`
+    in the loss, would get the gradient of this rank's samples alone.
+    """
+    for name, p in model.named_parameters():
+        if isinstance(p, DTensor) and p.requires_grad:
+            p.register_hook(partial(_refuse_gradient, name))  # type: ignore[no-untyped-call]
+
+
+def _refuse_gradient(name: str, _: torch.Tensor) -> NoReturn:
+    raise TaskError(
+        f"the loss depends on {name} outside of the forward of its module, as in a penalty over "
+        "full_tensor(), and FSDP would not add up the gradient over the ranks. Compute it in the forward of "
+        "the module, use train.weight_decay, or sharding: ddp or zero1"
+    )
 
 
 _FORMS = ("sharded_param", "_sharded_post_forward_param", "_unsharded_param")

@@ -25,7 +25,7 @@ from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision, parametrize_in_fp32
 from launcher.train.rank import Rank, SetupError
 from launcher.train.sharding.fsdp_arguments import share_arguments
-from launcher.train.sharding.gathered_weights import refuse_changes
+from launcher.train.sharding.gathered_weights import refuse_changes, refuse_gradients_of_shards
 from launcher.train.sharding.layer_units import layer_units
 from launcher.train.task import outermost
 
@@ -47,6 +47,8 @@ def shard(
     """
     if rank.recipe.sharding in SHARDED:
         model = _filled(fully_sharded(model, list(blocks), list(outer), rank, mesh.data), fill, rank)
+        if rank.mesh.data > 1:
+            refuse_gradients_of_shards(model)
         _report_gradient_bytes(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
