@@ -140,15 +140,15 @@ def running_user_code(name: str, workdir: Path) -> Iterator[None]:
             raise UserCodeError(_message(name, workdir, error)) from error
 
 
-_WHOLE_PROCESS = threading.RLock()
+WHOLE_PROCESS = threading.RLock()
 """Held while the user's code runs, because all threads share the working directory, stdout, os._exit() and
-torch's process group."""
+torch's process group. Whoever reads relative paths holds it, too."""
 
 
 @contextlib.contextmanager
 def inside(workdir: Path) -> Iterator[None]:
     """Change to `workdir` for the block, and send what is printed to stderr. Other threads wait."""
-    with _WHOLE_PROCESS:
+    with WHOLE_PROCESS:
         before = Path.cwd()
         os.chdir(workdir)
         try:

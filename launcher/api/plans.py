@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.given_job import JobLike, Values, as_given_job, overrides_of
-from launcher.api.model_sources import traces_dir
+from launcher.api.model_sources import WHOLE_PROCESS, traces_dir
 from launcher.api.plan_comparisons import Comparer, tokens_on
 from launcher.api.prepare import named_cluster, with_hardware
 from launcher.planning.cost import Cost, cost_of
@@ -218,7 +218,8 @@ def plan(job: JobLike, cluster: str = "local", *, set: Values | Sequence[str] | 
 
     Raises SpecError for errors in a file, PlanRefusedError if nothing fits, UserCodeError.
     """
-    answered = answer(job, [cluster], overrides_of(set), Questions(rungs=True))
+    with WHOLE_PROCESS:
+        answered = answer(job, [cluster], overrides_of(set), Questions(rungs=True))
     if answered.refused is not None:
         raise answered.refused
     return Plan(answered.page)

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from launcher.api.given_job import JobLike, Values, as_text, overrides_of
 from launcher.api.listing import Filter, listed
+from launcher.api.model_sources import WHOLE_PROCESS
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
 from launcher.api.warn import warn_caller
@@ -79,11 +80,12 @@ def submit(
             raise UsageError(f"{name}: give a whole number from 1 on, not {count!r}")
     if sweep is not None and not isinstance(sweep, Mapping):
         raise UsageError("sweep: give a mapping of field names to lists of values")
-    if sweep is not None:
-        return _swept(job, cluster, sets, sweep, at_once, samples, seed, limits)
-    scheduler, ready = prepared(job, cluster, sets, limits=limits)
-    warn_caller(checked(scheduler, ready))
-    return Run(scheduler.submit(ready))
+    with WHOLE_PROCESS:
+        if sweep is not None:
+            return _swept(job, cluster, sets, sweep, at_once, samples, seed, limits)
+        scheduler, ready = prepared(job, cluster, sets, limits=limits)
+        warn_caller(checked(scheduler, ready))
+        return Run(scheduler.submit(ready))
 
 
 def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from launcher.memory.states import Ranks
 from launcher.planning.micro_batches import ladder
 from launcher.spec import optimizer_table
 from launcher.spec.cluster import Cluster
-from launcher.spec.command import environment_name, placeholder_of
+from launcher.spec.command import environment_name, placeholder_of, uses
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
@@ -273,6 +273,9 @@ def _warnings(job: Job) -> tuple[str, ...]:
             "the command does not use {checkpoint_dir}: a restart begins at step 0, unless it reads the "
             "environment variable LAUNCHER_CHECKPOINT_DIR"
         )
+    unset = [name for name in ("steps", "epochs") if getattr(job, name) is None]
+    if empty := [f"{{{name}}}" for name in unset if uses(job.command or (), name)]:
+        warnings.append(f"the job does not set {' and '.join(empty)}: the command gets nothing there")
     nothing, environment = job.unread()
     if nothing:
         warnings.append(

@@ -159,6 +159,8 @@ class Worker:
             code = self._of_training(code)
         if self.ambiguous_sigterm and not self.stopping:
             self.stopping = self._asked_to_stop()
+        if code == 0 and not self.trains and self.attempt.stop.exists():
+            self.stopping = True  # a script that looks for the file may end before its SIGTERM
         with contextlib.suppress(OSError):
             self.reserve.unlink(missing_ok=True)
         self.capture.close()

@@ -154,3 +154,20 @@ def test_each_plan_of_a_program_sees_the_code_of_its_folder_as_it_is_now(tmp_pat
     assert not couples("a")
     write("a", False, " or True")
     assert couples("a")
+
+
+def test_a_job_is_found_from_another_thread_while_a_plan_is_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "job.yaml").write_text(
+        "{name: x, command: [python, -c, ''], batch: {global: 4}, plan: {params: 1e6}}"
+    )
+    planned = []
+    thread = threading.Thread(target=lambda: planned.append(launcher.plan("jobs/job.yaml", "slurm-a100")))
+    with running_user_code("task m:T", tmp_path / "jobs"):
+        thread.start()
+        thread.join(0.5)
+    thread.join()
+    assert len(planned) == 1

@@ -136,9 +136,23 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_script_that_ends_politely_when_it_is_told_to_has_not_succeeded(lab: Lab, ranks: int) -> None:
-    lab.script(POLITE)
+LOOKING = """\
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while not os.path.exists(os.environ["LAUNCHER_STOP_FILE"]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks"), [pytest.param(POLITE, 1, marks=pytest.mark.slow), (POLITE, 2), (LOOKING, 1)]
+)
+def test_a_script_that_ends_politely_when_it_is_told_to_has_not_succeeded(
+    lab: Lab, script: str, ranks: int
+) -> None:
+    """LOOKING ends before its SIGTERM comes."""
+    lab.script(script)
     job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": ranks})
     assert lab.cli("submit", str(job)).returncode == 0
     run = lab.newest()

@@ -260,6 +260,13 @@ def test_a_command_without_the_micro_batch_is_told_how_a_smaller_one_reaches_it(
     assert "{checkpoint_dir}" in other
 
 
+def test_a_placeholder_without_a_value_is_told():
+    command = "python t.py {micro_batch_size} {grad_accum} {checkpoint_dir} --steps={steps} {{epochs}}"
+    (told,) = make_plan(job(task=None, steps=None, command=command), LAPTOP).warnings
+    assert told == "the job does not set {steps}: the command gets nothing there"
+    assert make_plan(job(task=None, steps=2, command=command), LAPTOP).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
