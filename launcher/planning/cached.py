@@ -23,7 +23,8 @@ REFUSALS = {"no trace": NoTraceError, "not compiled": NotCompiledError, "not aff
 
 class FromFiles(Source, Protocol):
     def files(self) -> list[Path]:
-        """Return the files that determine the answers."""
+        """Return the files that determine the answers. Raises OSError if the answers are not those of the
+        files as they are now."""
 
 
 class CachedSource:
@@ -38,6 +39,14 @@ class CachedSource:
     @cached_property
     def _source(self) -> FromFiles:
         return self._make()
+
+    @cached_property
+    def _files(self) -> list[Path] | None:
+        """The files that determine the answers; None if what they say now is not known."""
+        try:
+            return self._source.files()
+        except OSError:
+            return None
 
     def about(self, args: Args | None = None) -> About:
         return About(*self._kept(["about", args], lambda: list(self._source.about(args)), list))
@@ -67,10 +76,12 @@ class CachedSource:
         if isinstance(stored, cls):
             return stored
         value = make()
+        if self._files is None:
+            return value
         # If the disk is full, the next plan only takes longer.
         with suppress(OSError):
             if not self.store.valid:
-                self.store.reset(self._source.files())
+                self.store.reset(self._files)
             self.store.put(key, value)
         return value
 

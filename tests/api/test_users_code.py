@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -171,3 +172,43 @@ def test_a_job_is_found_from_another_thread_while_a_plan_is_in_its_folder(
         thread.join(0.5)
     thread.join()
     assert len(planned) == 1
+
+
+EDITED_BEFORE_PLAN = """\
+import sys
+from pathlib import Path
+import launcher
+
+sys.path.insert(0, ".")
+import mine
+Path("helper.py").write_text("WIDTH = 4001\\n")
+job = {"name": "x", "task": "mine:T", "batch": {"global": 1}, "steps": 1}
+print(launcher.plan(job, set={"recipe.optimizer": "adamw"}).needed)
+"""
+WIDE = """\
+import torch
+from torch import nn
+import helper
+from launcher.train import Task
+
+class T(Task):
+    def model(self): return nn.Linear(1, helper.WIDTH)
+    def data(self, split): return [torch.zeros(1)]
+    def loss(self, model, batch): return model(batch).sum(), 1
+"""
+
+
+def test_a_plan_of_a_module_that_the_program_had_imported_before_an_edit_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WIDE)
+    (tmp_path / "helper.py").write_text("WIDTH = 101\n")
+
+    def needed(program: str) -> int:
+        environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout.split()[-1])
+
+    before = needed(EDITED_BEFORE_PLAN)
+    assert needed(EDITED_BEFORE_PLAN.replace("import mine\n", "")) > before

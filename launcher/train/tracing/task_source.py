@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial, wraps
@@ -35,7 +34,7 @@ from launcher.train.tracing.cuda_devices import ignoring_cuda_devices, is_about_
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.second_process import SecondProcess
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
-from launcher.train.tracing.users_modules import is_users
+from launcher.train.tracing.users_modules import files_of_modules
 
 TO_DO = (
     "a trace knows no values but the integers of the sample: what a step allocates must not depend on what "
@@ -164,9 +163,11 @@ class TaskSource:
 
     def files(self) -> list[Path]:
         """Return the files that the traces depend on: all loaded code outside libraries, the files that
-        arguments name, and the JSON files of directories that they name."""
-        modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        files = {Path(file) for file in modules if file is not None and is_users(Path(file))}
+        arguments name, and the JSON files of directories that they name.
+
+        Raises OSError if a file has changed since its code was loaded.
+        """
+        files = set(files_of_modules())
         for value in tree_leaves(dict(self.job.args)):
             if isinstance(value, str):
                 with suppress(OSError, ValueError):

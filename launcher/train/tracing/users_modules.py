@@ -9,16 +9,20 @@ from __future__ import annotations
 import importlib
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import psutil  # type: ignore[import-untyped]
+
 from launcher.memory.store import PACKAGE
 
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 _imported: dict[str, dict[str, tuple[ModuleType, int]]] = {}
-"Folder of a job -> the modules that its plans have imported, each with the time of its file, in ns."
+"""Folder of a job -> the modules that its plans have imported, each with the time of its file, in ns; -1 if
+the file has changed meanwhile."""
 _active = ""
 "The folder whose modules are in `sys.modules`."
 
@@ -53,14 +57,32 @@ def modules_of(workdir: Path) -> Iterator[None]:
         _active = folder
     if sys.path[:1] != [folder]:
         sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
-    before = set(sys.modules)
+    before, began = set(sys.modules), time.time_ns()
     try:
         yield
     finally:
         for name in sys.modules.keys() - before:
             module = sys.modules[name]
-            if (file := getattr(module, "__file__", None)) is not None and is_users(Path(file)):
-                modules[name] = module, _time(module)
+            if _of_user(module):
+                changed = _time(module)
+                modules[name] = module, changed if changed < began else -1
+
+
+def files_of_modules() -> list[Path]:
+    """Return the files of all of the user's modules. Raises OSError if one has changed since its import."""
+    started = psutil.Process().create_time() * 1e9
+    imported = {id(module): time for module, time in _imported.get(_active, {}).values()}
+    modules = [module for module in list(sys.modules.values()) if _of_user(module)]
+    for module in modules:
+        # The time of a module that the program has imported itself is not known.
+        if (before := imported.get(id(module))) != (now := _time(module)) and (before or now > started):
+            raise OSError(f"{module.__file__} has changed since its import")
+    return [Path(str(module.__file__)) for module in modules]
+
+
+def _of_user(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and is_users(Path(file))
 
 
 def _take_out(modules: dict[str, tuple[ModuleType, int]]) -> None:
