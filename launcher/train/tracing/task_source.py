@@ -167,7 +167,7 @@ class TaskSource:
 
         Raises OSError if a file has changed since its code was loaded.
         """
-        files = set(files_of_modules())
+        files = set(files_of_modules(self.workdir))
         for value in tree_leaves(dict(self.job.args)):
             if isinstance(value, str):
                 with suppress(OSError, ValueError):

@@ -68,16 +68,22 @@ def modules_of(workdir: Path) -> Iterator[None]:
                 modules[name] = module, changed if changed < began else -1
 
 
-def files_of_modules() -> list[Path]:
-    """Return the files of all of the user's modules. Raises OSError if one has changed since its import."""
+def files_of_modules(workdir: Path) -> list[Path]:
+    """Return the files of all of the user's modules.
+
+    Raises OSError if a module in `workdir` may be older than its file.
+    """
     started = psutil.Process().create_time() * 1e9
-    imported = {id(module): time for module, time in _imported.get(_active, {}).values()}
-    modules = [module for module in list(sys.modules.values()) if _of_user(module)]
-    for module in modules:
-        # The time of a module that the program has imported itself is not known.
-        if (before := imported.get(id(module))) != (now := _time(module)) and (before or now > started):
-            raise OSError(f"{module.__file__} has changed since its import")
-    return [Path(str(module.__file__)) for module in modules]
+    times = {id(module): time for module, time in _imported.get(str(workdir), {}).values()}
+    modules = {
+        Path(module.__file__ or ""): module for module in list(sys.modules.values()) if _of_user(module)
+    }
+    for file, module in modules.items():
+        # If the program has imported the module itself, it is not known when.
+        latest = times.get(id(module), started)
+        if file.is_relative_to(workdir) and _time(module) > latest:
+            raise OSError(f"{file} has changed since its import")
+    return list(modules)
 
 
 def _of_user(module: ModuleType) -> bool:
