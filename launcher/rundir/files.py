@@ -155,7 +155,10 @@ def delete_folder(path: Path) -> None:
     is still a run that can be deleted.
 
     An OSError about a file names the folder, because shutil.rmtree names the file relative to its own folder.
+    A link to a folder is refused.
     """
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(path))
     try:
         for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():

@@ -158,7 +158,12 @@ def test_the_signals_of_a_rank_are_those_of_any_program(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, script)
     assert ranks.process.wait(240) == 0
     plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
-    assert ranks.output(1).split() == plain.split()
+
+    def masks(text: str) -> list[int]:
+        own_of_glibc = 0b11 << 31  # 32 and 33, which posix_spawn() lets a program ignore
+        return [int(mask, 16) & ~own_of_glibc for mask in text.split()[1::2]]
+
+    assert masks(ranks.output(1)) == masks(plain) and len(masks(plain)) == 2
 
 
 WAITS = """
