@@ -92,7 +92,7 @@ class UserCode:
 
             # These modules hold half a million objects, which the garbage collector need not visit again.
             gc.freeze()
-            with inside(workdir):
+            with WHOLE_PROCESS:
                 forget_changed(workdir)
             self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir, like)
 

@@ -80,7 +80,7 @@ class HostOptimizer(ProxyOptimizer):
         """Copy the parameters that have changed since the last step to their proxies."""
         before, now = self._marks, _marks(p for _, p, _ in self._pairs())
         for at, (_, p, proxy) in enumerate(self._pairs()):
-            if before is None or now is None or not torch.equal(before[at], now[at]):
+            if before is None or not torch.equal(before[at], now[at]):
                 local(proxy).copy_(local(p))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -118,13 +118,9 @@ class HostOptimizer(ProxyOptimizer):
                 state[name] = sharded_like(value, self._keep(local(value)), value.shape)
 
 
-def _marks(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Return a small hash of each parameter's part on this rank, on the host. None if all are there: a copy
-    is as fast."""
-    parts = [local(p) for p in parameters]
-    if not any(part.is_cuda for part in parts):
-        return None
-    marks = [row_sums(row_sums(bits(part))) for part in parts]
+def _marks(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a small hash of each parameter's part on this rank, on the host."""
+    marks = [row_sums(row_sums(bits(local(p)))) for p in parameters]
     return [*torch.split(torch.cat(marks).cpu(), [len(mark) for mark in marks])]
 
 
