@@ -28,6 +28,8 @@ for name in [name for name in os.environ if name.startswith(RESERVED_PREFIX)]:
 
 LONGEST = ["slurm", "train", "images", "e2e", "schedulers", "doctor", "memory", "cli", "api", "supervise"]
 "Folders whose files take longest, that first."
+WAITING = {"runpod", "ssh", "sandbox"}
+"Folders whose tests wait most of the time."
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,13 +53,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: when several workers share the files, the last one decides when all is done."""
+    """Long files first: when several workers share the files, the last one decides when all is done. Files
+    that wait are spread among those that compute, so that cores are busy while some workers wait."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
 
-    def place(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+    def place(file: Path) -> int:
+        return LONGEST.index(file.parent.name) if file.parent.name in LONGEST else len(LONGEST)
 
-    items.sort(key=place)
+    kinds: tuple[list[Path], list[Path]] = [], []
+    for file in sorted(files, key=place):
+        kinds[file.parent.name in WAITING].append(file)
+    share = {file: (number + 0.5) / len(kind) for kind in kinds for number, file in enumerate(kind)}
+    items[:] = [item for file in sorted(files, key=share.__getitem__) for item in files[file]]
 
 
 def pytest_collection_finish() -> None:

@@ -24,7 +24,8 @@ from launcher.supervise.framework_logs.follower import FrameworkLogs
 from launcher.supervise.framework_logs.search import files_named
 from launcher.supervise.framework_logs.sources import Source
 from launcher.supervise.host import supervisor_lock
-from tests.lab import Lab, merged_steps, wait_for
+from tests import warm
+from tests.lab import PATIENCE, Lab, merged_steps, wait_for
 
 LONG_AGO = 1e9
 NET = """
@@ -103,8 +104,12 @@ def taken_over(run: RunDir, attempt: int = 0, since: float = LONG_AGO) -> list[d
 
 
 def program(text: str, folder: Path) -> None:
+    """Run a user's script in a folder."""
+    script = folder.with_name(f"{folder.name}.py")
+    script.write_text(text)
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    subprocess.run([sys.executable, "-c", text], cwd=folder, env=environ, check=True, timeout=240)
+    ended = warm.run(warm.Program(False, [str(script)], environ, folder), PATIENCE)
+    assert ended.returncode == 0, ended.stderr
 
 
 @needs("wandb")
