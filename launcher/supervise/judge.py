@@ -522,8 +522,8 @@ def _seen(cause: Cause | None) -> tuple[Seen, ...]:
     pairs = [(cause.candidate, ""), *cause.others]
     lines: dict[tuple[str, str], Seen] = {}
     for (clue, rank, node, *_), why in pairs:
-        if why and (not clue.line or clue.text.startswith("[launcher] ")):
-            continue  # an exit code, or launcher's own note, which the decisive line explains
+        if why and not clue.line:
+            continue  # an exit code, which the decisive line explains
         key = (clue.kind, why) if why else ("", "")
         lines.setdefault(
             key,
@@ -597,7 +597,8 @@ def _candidates_of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame:
         reason = f"rank {rank} was ended by {signal_name(-code)}"
         yield Candidate(_crashed(killed, crash), rank, node, reason, where)
     elif code in (126, 127):
-        clue = Clue("user-error", f"exit code {code}", time=time, strength="record")
+        said = (clue for clue in reversed(clues) if clue.kind == "user-error" and not clue.survived)
+        clue = next(said, Clue("user-error", f"exit code {code}"))._replace(time=time, strength="record")
         yield Candidate(clue, rank, node, f"rank {rank} could not start its command", where)
 
 

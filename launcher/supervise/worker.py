@@ -7,6 +7,7 @@ once per rank. It imports little because one runs for every rank. Its exit statu
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -147,7 +148,8 @@ class Worker:
             )
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-            self.capture.note(f"cannot start {argv[0]!r}: {error.strerror}")
+            advice = ": a script begins with `#!` and its interpreter" if error.errno == errno.ENOEXEC else ""
+            self.capture.note(f"cannot start {argv[0]!r}: {error.strerror}{advice}")
         else:
             threading.Thread(target=self._listen, args=(before_start,), daemon=True).start()
             signal.signal(signal.SIGCHLD, self._reap)

@@ -254,11 +254,22 @@ def test_memory_running_out_halves_the_micro_batch_of_a_foreign_script(lab: Lab)
 
 
 @pytest.mark.slow
-def test_a_command_that_does_not_exist_is_one_clear_verdict(lab: Lab) -> None:
-    done = lab.cli("run", str(lab.job(command="no-such-program --x")))
+@pytest.mark.parametrize(
+    ("command", "begins", "says"),
+    [
+        ("no-such-program --x", "", "cannot start 'no-such-program': No such file"),
+        ("./program", "echo hi", "cannot start './program': Exec format error: a script begins with `#!`"),
+        ("./program", "#!/usr/bin/env no-such-program", "No such file or directory"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_one_clear_verdict(
+    lab: Lab, command: str, begins: str, says: str
+) -> None:
+    lab.script(f"{begins}\n", "program").chmod(0o755)
+    done = lab.cli("run", str(lab.job(command=command)))
     assert done.returncode == EXIT_CODES["user-error"]
     told = lab.cli("why").stdout
-    assert "cannot start 'no-such-program': No such file" in told and "only a warning" not in told
+    assert "could not start its command" in told and says in told and "only a warning" not in told
 
 
 @pytest.mark.slow
