@@ -54,6 +54,29 @@ class Full(Keeping):
         return super().state()
 
 
+class Averaging(Ragged):
+    """Keeps a moving average of each weight, of which a rank has a part under FSDP."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.means: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def average(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            self.means.setdefault(name, parameter.detach().clone()).lerp_(parameter.detach(), 0.1)
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.average(model)
+        return super().loss(model, batch)
+
+    def state(self) -> Any:
+        return {"means": self.means}
+
+    def load_state(self, state: Any) -> None:
+        self.means = state["means"]
+
+
 class Unsaved(Keeping):
     def state(self) -> Any:
         return {"generator": self.generator}

@@ -30,7 +30,7 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
-from tests.train.runs import error, job, losses, prepare, recipe, start
+from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -131,6 +131,24 @@ def test_a_state_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -
         told["failure"] == "user-error"
         and "state()['generator'] is of type torch._C.Generator" in told["exception"]
     )
+
+
+@pytest.mark.slow
+def test_parts_of_weights_in_a_tasks_state_go_on_only_with_the_same_ranks_and_sharding(
+    tmp_path: Path,
+) -> None:
+    run = prepare(tmp_path / "run", job(task="stateful:Averaging", train={"probe": "never"}))
+    assert start(run, recipe("fsdp")).codes == {0: 0, 1: 0}
+    prepare(run.path, job(task="stateful:Averaging", steps=8, train={"probe": "never"}))
+    for other, ranks in ((recipe("none", micro=8), 1), (recipe("ddp"), 2)):
+        assert set(start(run, other, ranks).codes.values()) == {1}
+        told = any_error(run.attempts()[-1])
+        assert (
+            "['means']['embedding.weight'] of what state() of Averaging returned" in told["exception"]
+            and told["failure"] == "user-error"
+        )
+        assert "resume with those" in told["exception"]
+    assert start(run, recipe("fsdp")).codes == {0: 0, 1: 0}
 
 
 @pytest.mark.thorough

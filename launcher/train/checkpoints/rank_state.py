@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from launcher.train.ddp import without_ddp
 from launcher.train.pipeline.cut import is_elsewhere
@@ -58,6 +60,19 @@ class RankState:
                 "lists, tuples and dictionaries of them"
             ) from error
 
+    def _check_parts(self, state: Any, *, same_mesh: bool) -> None:
+        """Raise TaskError if the state has parts of weights that this attempt does not share between ranks
+        in the same way."""
+        leaves, _ = tree_flatten_with_path(state)
+        parts = [path for path, value in leaves if isinstance(value, DTensor)]
+        if parts and not (same_mesh and any(isinstance(p, DTensor) for p in self.model.parameters())):
+            raise TaskError(
+                f"{keystr(parts[0])} of what state() of {type(self.task).__name__} returned is the part of a "
+                "weight that one rank had, which only as many ranks with the same sharding can use: resume "
+                "with those. To change them, leave such parts out of state(), or keep whole tensors "
+                "(`full_tensor()`)"
+            )
+
     def pack(self) -> bytes:
         """Return the content of the rank's file, a copy that later changes of buffers do not affect."""
         content = {
@@ -78,13 +93,15 @@ class RankState:
         return {name: value for name, value in state.items() if name not in buffers}
 
     def restore(self, path: Path, *, rng: bool) -> None:
-        """Load a rank's file. Raises OSError and the exceptions of torch.load, such as UnpicklingError."""
+        """Load a rank's file. Raises OSError, TaskError and the exceptions of torch.load, such as
+        UnpicklingError."""
         self.load(torch.load(path, weights_only=True, map_location="cpu"), rng=rng)
 
     @torch.no_grad()
     def load(self, content: dict[str, Any], *, rng: bool) -> None:
         """Load the content of a rank's file: "rng" as in launcher.train.rng, "buffers" by name, and "task" if
-        the task has a state."""
+        the task has a state. `rng`: the mesh is that of the checkpoint, so each rank goes on drawing. Raises
+        TaskError for a state of another mesh."""
         here = dict(self.model.named_buffers(remove_duplicate=False))  # two modules may share a buffer
         for name, value in content["buffers"].items():
             if is_elsewhere(self.model, name):
@@ -95,6 +112,7 @@ class RankState:
                 persistent = name not in content.get("not_persistent", ())
                 _put_buffer(self.model, name, value.to(self.device), persistent=persistent)
         if self.task is not None and "task" in content:
+            self._check_parts(content["task"], same_mesh=rng)
             self.task.load_state(content["task"])
         if rng:
             set_rng_state(content["rng"], self.device)
