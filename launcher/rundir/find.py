@@ -109,6 +109,10 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
                 f"{folder} has no run.json, so it is no run: restore the file from a backup, or delete the "
                 f"folder: rm -r {shlex.quote(str(folder))}"
             )
+    if path.is_file():
+        raise RunNotFoundError(
+            f"{name} is a file and no run; the output of a program: launcher why --log {shlex.quote(name)}"
+        )
     known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
     raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
 

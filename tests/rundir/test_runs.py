@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,10 @@ def test_an_unknown_or_ambiguous_name_lists_what_there_is(home):
         find_run("gpt")
     with pytest.raises(RunNotFoundError, match=r"the newest are: .*gpt-"):
         find_run("llama")
+    log = home / "the output.log"
+    log.touch()
+    with pytest.raises(RunNotFoundError, match=f"launcher why --log '{re.escape(str(log))}'"):
+        find_run(str(log))
 
 
 def test_an_id_is_found_by_its_end_and_by_every_handle_that_the_run_had(home):
