@@ -393,6 +393,7 @@ class Supervisor:
     def _run(self, attempt: AttemptDir) -> Ended:
         """Start this node's workers and wait until all have ended."""
         try:
+            self.run.checkpoints.mkdir(exist_ok=True)  # S3, and so RunPod, keeps no empty folder
             running = start(self.run, attempt, self.place, self.secrets, sends_sigterm=self.job.task is None)
         except OSError as error:
             print(f"[launcher] cannot start: {error}", file=sys.stderr)

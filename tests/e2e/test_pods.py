@@ -27,7 +27,7 @@ SHORT = {"command": ["sh", "-c", "echo hello from $LAUNCHER_RUN_ID"], "resources
 # Steps that are slow enough to be taken away in the middle, and a checkpoint for each.
 COUNTS = """\
 import os, pathlib, sys, time
-place = pathlib.Path(sys.argv[1]); place.mkdir(parents=True, exist_ok=True)
+place = pathlib.Path(sys.argv[1])
 file = place / "step"
 begun = step = int(file.read_text()) if file.exists() else 0
 print("begins at", step, flush=True)
