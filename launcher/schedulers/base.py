@@ -60,6 +60,15 @@ class Request:
         """The folder in which the job's processes start."""
         return (self.job_file.parent / self.job.workdir).resolve()
 
+    def existing_workdir(self) -> Path:
+        """Return `workdir`. Raises SchedulerError if it is not a directory."""
+        if not self.workdir.is_dir():
+            raise SchedulerError(
+                f"workdir: {self.workdir} is not a directory; if it was moved, give its new absolute path "
+                "with `--set workdir=PATH`"
+            )
+        return self.workdir
+
 
 @dataclass(frozen=True)
 class Prepared:

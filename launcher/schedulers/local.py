@@ -67,8 +67,7 @@ class LocalScheduler(OneByOne):
         """Prepare every file and the command of the supervisor. Raises RenderError, SchedulerError."""
         from launcher.schedulers.prepare import ready
 
-        if not request.workdir.is_dir():
-            raise SchedulerError(f"workdir: {request.workdir} is not a directory")
+        request.existing_workdir()
         place, python = STORE.place(request), request.cluster.paths.python or sys.executable
         return ready(self, request, place, python, (python, "-m", "launcher.supervise", place.run_dir))
 

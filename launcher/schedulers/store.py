@@ -58,8 +58,7 @@ class Store:
         """Check that this host has what the run needs. Raises SchedulerError."""
         from launcher.supervise.secrets import SecretError, read_secrets
 
-        if not request.workdir.is_dir():
-            raise SchedulerError(f"workdir: {request.workdir} is not a directory")
+        request.existing_workdir()
         try:
             read_secrets(request.job.secrets)
         except SecretError as error:

@@ -609,3 +609,34 @@ def test_ctrl_c_while_a_resume_starts_takes_its_changes_back(lab: Lab) -> None:
     hold.unlink()
     assert lab.cli("resume", "--follow").returncode == EXIT_CODES["unknown"]
     assert len(events(run, "withdrawn")) == 1 and run.read_about().job.steps == 1
+
+
+def test_a_project_that_was_moved_goes_on_as_the_message_says(lab: Lab) -> None:
+    project = lab.folder / "before"
+    project.mkdir()
+    (project / "train.py").write_text("import os; raise SystemExit(not os.environ.get('FIXED'))")
+    job = project / "job.yaml"
+    lab.job().rename(job)
+    lab.submit(str(job), "--set", "command=python train.py", "--set", "retries.same=0")
+    run = lab.newest()
+    assert lab.wait(run)["state"] == "failed"
+    project.rename(lab.folder / "after")
+    refused = lab.cli("resume", run.id, "--set", "env.FIXED=1")
+    assert refused.returncode == 4 and f"{project} is not a directory; if it was moved" in refused.stderr
+    moved = f"workdir={lab.folder / 'after'}"
+    done = lab.cli("resume", run.id, "--set", "env.FIXED=1", "--set", moved, "--follow")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkpoint_folder_that_was_deleted_exists_again_in_the_next_attempt(lab: Lab) -> None:
+    lab.script(
+        "import os, pathlib\n"
+        "folder = pathlib.Path(os.environ['LAUNCHER_CHECKPOINT_DIR'])\n"
+        "if os.environ['LAUNCHER_ATTEMPT'] == '0':\n"
+        "    raise SystemExit(not folder.rmdir())\n"
+        "(folder / 'model').write_text('weights')\n"
+    )
+    ranks = {"gpus_per_node": 0, "ranks_per_node": 1}
+    done = lab.cli("run", str(lab.job(command="python train.py", resources=ranks)))
+    assert done.returncode == 0, done.stderr
+    assert (lab.newest().checkpoints / "model").read_text() == "weights"

@@ -71,16 +71,15 @@ class Snapshot:
 
 
 def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
-    """Return the code of a job as it is now. Raises SnapshotError, OSError."""
-    if not request.workdir.is_dir():
-        raise SnapshotError(f"workdir: {request.workdir} is not a directory")
+    """Return the code of a job as it is now. Raises SchedulerError, OSError."""
+    workdir = request.existing_workdir()
     secret = [
         Path(os.path.expanduser(item.file))  # noqa: PTH111 (Path's raises if there is no home directory)
         for item in request.job.secrets
         if item.file is not None
     ]
-    with working(f"reading the job's code in {request.workdir}"):
-        return take(request.workdir, leave_out, request.job.send, secret)
+    with working(f"reading the job's code in {workdir}"):
+        return take(workdir, leave_out, request.job.send, secret)
 
 
 def take(
