@@ -132,8 +132,13 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
         return lines[:MAX_LINES]
     if kept:
         lines.append(kept)
-    command = run.read_about().job.command is not None
-    to_do = advice(verdict, command=command, recipe=_recipe_of(run, number))
+    about = run.read_about()
+    to_do = advice(
+        verdict,
+        command=about.job.command is not None,
+        recipe=_recipe_of(run, number),
+        sent=bool(about.code_digest),
+    )
     lines.append(f"do        {to_do.replace('RUN', run.id)}")
     examine = _examine(run, verdict)
     return [*lines[: MAX_LINES - len(examine)], *examine]

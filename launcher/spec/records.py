@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 from launcher.spec.json_object import Record
@@ -28,6 +29,8 @@ STATES = frozenset(
 
 LIVING = frozenset({"submitted", "running", "stopping"})
 "States of a run that has not ended."
+
+_DIGEST = re.compile("[0-9a-f]{20}")
 
 
 class _Paths(Record):
@@ -191,8 +194,9 @@ class RunRecord(Record):
 
     @property
     def code_digest(self) -> str:
-        """Digest of the code that was sent: the last folder of `workdir` on another host."""
-        return (self.workdir or "").rpartition("/")[2]
+        """Digest of the code that was sent, which names `workdir` on another host. Empty if none was sent."""
+        last = (self.workdir or "").rpartition("/")[2]
+        return last if _DIGEST.fullmatch(last) else ""
 
 
 class StateRecord(Record):

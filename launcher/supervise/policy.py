@@ -52,9 +52,13 @@ THEN = ", then `launcher"
 "Start of the part of an advice that says what to do after the remedy."
 
 
-def advice(verdict: Verdict, *, command: bool, recipe: Recipe | None = None) -> str:
+SENT_CODE = "; `resume` uses the code that was sent, and sends it again only with `--set FIELD=VALUE`"
+"Added to an advice to fix the code, if the run uses a copy of it."
+
+
+def advice(verdict: Verdict, *, command: bool, recipe: Recipe | None = None, sent: bool = False) -> str:
     """Return what the user can do. RUN stands for the run. `command`: the job has a `command:`. `recipe`: the
-    attempt's, if it is known."""
+    attempt's, if it is known. `sent`: the job's code was sent to another machine."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
         return SHARED_MEMORY
     if verdict.failure == "gpu-oom" and command:
@@ -67,7 +71,8 @@ def advice(verdict: Verdict, *, command: bool, recipe: Recipe | None = None) -> 
     if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, texts)):
         return PORT_ADVICE
     usual, then, rest = FAILURES[verdict.failure].advice.partition(THEN)
-    return f"{remedy_of(verdict.failure, texts) or usual}{then}{rest}"
+    copied = SENT_CODE if sent and verdict.failure == "user-error" else ""
+    return f"{remedy_of(verdict.failure, texts) or usual}{then}{rest}{copied}"
 
 
 @dataclass(frozen=True)

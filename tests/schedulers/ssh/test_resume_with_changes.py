@@ -27,3 +27,17 @@ def test_changes_of_a_resume_that_was_refused_are_gone_on_the_host_too(laptop: L
     laptop.said("resume", run.id, "--follow", code=EXIT_CODES["unknown"])
     logs = sorted(there.glob("attempts/*/logs/node-00/rank-000.out"))
     assert [log.read_text().split()[-1] for log in logs] == ["old", "old"]
+
+
+def test_a_fix_of_the_code_reaches_the_host_in_the_way_that_why_names(laptop: Laptop) -> None:
+    laptop.script("raise ValueError('old code')")
+    job = laptop.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": 1})
+    laptop.said("submit", str(job), "-c", "one.yaml")
+    run = laptop.newest()
+    assert laptop.wait(run)["state"] == "failed"
+    said = laptop.said("why", run.id)
+    assert "`resume` uses the code that was sent" in said and "only with `--set" in said
+    laptop.script("print('new code')")
+    laptop.said("resume", run.id, "--follow", code=EXIT_CODES["user-error"])
+    laptop.said("resume", run.id, "--set", "name=fixed", "--follow")
+    assert "new code" in laptop.said("logs", run.id)
