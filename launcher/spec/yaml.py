@@ -156,6 +156,8 @@ def _one_line(error: Exception) -> str:
 
 def _message(error: MarkedYAMLError) -> str:
     problem = (error.problem or "not readable as YAML").splitlines()[0]
+    if problem.startswith("but ") and error.context:  # the second half of a sentence
+        problem = f"{error.context}, {problem}"
     if "\\t" in problem:
         return "a tab cannot indent YAML; use spaces"
     return short(problem, 300)

@@ -58,7 +58,7 @@ REFUSED = {
     "nul": ("a: \0", "not readable as YAML"),
     "escape": ('a: "\\UFFFFFFFF"', "not readable as YAML"),
     "other version": ("%YAML 9.9\n---\na: 1\n", "incompatible YAML document"),
-    "documents": ("a: 1\n---\nb: 2\n", "f.yaml:2: but found another document"),
+    "documents": ("a: 1\n---\nb: 2\n", "f.yaml:2: expected a single document in the stream, but"),
 }
 TAKEN = {
     "one long text": "a: '" + "x" * N + "'",
