@@ -7,7 +7,7 @@ from launcher.memory.states import Ranks
 from launcher.planning.micro_batches import ladder
 from launcher.spec import optimizer_table
 from launcher.spec.cluster import Cluster
-from launcher.spec.command import environment_name, placeholder_of, uses
+from launcher.spec.command import environment_name, for_a_shell, placeholder_of, uses
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
@@ -276,6 +276,11 @@ def _warnings(job: Job) -> tuple[str, ...]:
     unset = [name for name in ("steps", "epochs") if getattr(job, name) is None]
     if empty := [f"{{{name}}}" for name in unset if uses(job.command or (), name)]:
         warnings.append(f"the job does not set {' and '.join(empty)}: the command gets nothing there")
+    if written := for_a_shell(job.command or ()):
+        warnings.append(
+            f"the command gets {', '.join(written)} as written, because no shell expands it: use a "
+            'placeholder such as {run_dir}, or start a shell with [bash, -c, "..."]'
+        )
     nothing, environment = job.unread()
     if nothing:
         warnings.append(

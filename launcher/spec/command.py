@@ -35,6 +35,7 @@ _OWN_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpir
 _OWN_LAUNCHER_MODULES = frozenset(
     {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 )
+_EXPANDED = re.compile(r"~(/\S*)?|\S*\$([A-Za-z_]\w*|\{[A-Za-z_]\w*\})\S*")
 # `${HOME}` belongs to the shell; `{{name}}` stands for a literal `{name}`.
 _PATTERN = re.compile(r"(?<!\$)(?:\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\})")
 
@@ -95,6 +96,17 @@ def affects_ranks(field: str) -> bool:
 def uses(command: tuple[str, ...], placeholder: str) -> bool:
     """Return whether an argument contains `{placeholder}`. `{{placeholder}}` is plain text."""
     return any(match["name"] == placeholder for text in command for match in _PATTERN.finditer(text))
+
+
+def for_a_shell(command: tuple[str, ...]) -> list[str]:
+    """Return the arguments such as `$HOME/x` or `~/x` that a shell would expand. Text with spaces, or after
+    `-c`, is a shell's own script."""
+    options = ("", *command)
+    return [
+        text
+        for option, text in zip(options, command, strict=False)
+        if option != "-c" and _EXPANDED.fullmatch(text)
+    ]
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:

@@ -260,6 +260,16 @@ def test_a_command_without_the_micro_batch_is_told_how_a_smaller_one_reaches_it(
     assert "{checkpoint_dir}" in other
 
 
+def test_what_only_a_shell_would_expand_is_told():
+    given = "{micro_batch_size} {grad_accum} {checkpoint_dir}"
+    command = f"python t.py {given} --data $SCRATCH/x ~/out ${{HOME}} --price 5$ a~b"
+    (told,) = make_plan(job(task=None, steps=None, command=command), LAPTOP).warnings
+    assert "gets $SCRATCH/x, ~/out, ${HOME} as written" in told
+    in_shell = ["bash", "-c", f"python t.py {given} $HOME"]
+    for own in (in_shell, ["sh", "-c", "$PROGRAM{micro_batch_size}{grad_accum}{checkpoint_dir}"]):
+        assert make_plan(job(task=None, steps=None, command=own), LAPTOP).warnings == ()
+
+
 def test_a_placeholder_without_a_value_is_told():
     command = "python t.py {micro_batch_size} {grad_accum} {checkpoint_dir} --steps={steps} {{epochs}}"
     (told,) = make_plan(job(task=None, steps=None, command=command), LAPTOP).warnings
