@@ -11,6 +11,7 @@ from typing import Any
 from launcher.rundir.file_table import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
 from launcher.rundir.files import locked, parsed, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.local_copies import files_of, is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD
 from launcher.schedulers.runpod.errors import clean
@@ -25,7 +26,8 @@ version that was sent.
 
 The mark of a state.json that was sent from this machine is its text."""
 MARKS = ".marks.json"
-"File in a download that holds each file's mark on the volume when it was downloaded."
+"File in a download that holds each file's mark on the volume when it was downloaded, and under `RUN` the id."
+RUN = ""
 
 Index = dict[str, list[Any]]
 
@@ -79,9 +81,12 @@ class Copy:
     def download(self, to: Path) -> int:
         """Download the whole run, checkpoints included, and return the number of bytes received.
 
-        Files that are already up to date are skipped. Raises VolumeError, OSError.
+        Files that are already up to date are skipped. Raises SchedulerError if `to` has another run, because
+        checkpoints of both would be mixed, VolumeError, OSError.
         """
         received, marks = 0, read_record(to / MARKS)
+        if (other := marks.setdefault(RUN, self.run.id)) != self.run.id:
+            raise SchedulerError(f"{to} has the run {other}: download {self.run.id} to another directory")
         try:
             items = list(self.volume.all(self.prefix))
             with working(f"downloading {self.run.id}", sum(item.size for item in items)) as advance:
@@ -96,7 +101,7 @@ class Copy:
                         received += self._save(item.key, file, advance)
                         marks[name] = item.mark
         finally:
-            if marks:
+            if len(marks) > 1:
                 replace_bytes(to / MARKS, json.dumps(marks).encode())
         return received
 

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("boto3")
 
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.volume import Volume, VolumeError, endpoint
 from launcher.schedulers.wanted_files import Wanted
@@ -128,6 +129,18 @@ def test_what_is_written_anew_in_the_same_size_is_downloaded_anew(
     assert copy.download(tmp_path / "all") == 8
     assert (tmp_path / "all" / "state.json").read_bytes() == b'{"a": 2}'
     assert (tmp_path / "all" / "checkpoints" / "a" / "rank.bin").read_bytes() == b"1234"
+
+
+def test_a_download_does_not_mix_the_checkpoints_of_two_runs(
+    copy: Copy, bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.objects = {"checkpoints/step-00000002/complete.json": b"{}"}
+    copy.download(tmp_path / "all")
+    other = Copy(RunDir(tmp_path / "copies" / "other"), copy.volume, copy.prefix)
+    bucket.objects = {"checkpoints/step-00000001/complete.json": b"{}"}
+    with pytest.raises(SchedulerError, match="has the run r: download other to another directory"):
+        other.download(tmp_path / "all")
+    assert [path.name for path in (tmp_path / "all" / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_a_file_that_changes_while_it_is_read_comes_whole_or_not_at_all(
