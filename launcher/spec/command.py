@@ -98,6 +98,14 @@ def uses(command: tuple[str, ...], placeholder: str) -> bool:
     return any(match["name"] == placeholder for text in command for match in _PATTERN.finditer(text))
 
 
+def without_a_value(command: tuple[str, ...]) -> list[str]:
+    """Return each `{name}` that looks like a placeholder and is none."""
+    found = (match for text in command for match in _PATTERN.finditer(text))
+    return [
+        *dict.fromkeys(match[0] for match in found if match["name"] and match["name"] not in PLACEHOLDERS)
+    ]
+
+
 def for_a_shell(command: tuple[str, ...]) -> list[str]:
     """Return the arguments such as `$HOME/x` or `~/x` that a shell would expand. Text with spaces, or after
     `-c`, is a shell's own script."""

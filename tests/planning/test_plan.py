@@ -270,6 +270,13 @@ def test_what_only_a_shell_would_expand_is_told():
         assert make_plan(job(task=None, steps=None, command=own), LAPTOP).warnings == ()
 
 
+def test_a_name_in_braces_that_is_no_placeholder_is_told():
+    given = "{micro_batch_size} {grad_accum} {checkpoint_dir}"
+    command = f"""python t.py {given} --seed={{seed}} --out {{seed}}-{{{{epoch}}}} '{{"a": 1}}' x{{A}}"""
+    (told,) = make_plan(job(task=None, steps=None, command=command), LAPTOP).warnings
+    assert "gets {seed} as written" in told and "write {{seed}}" in told
+
+
 def test_a_placeholder_without_a_value_is_told():
     command = "python t.py {micro_batch_size} {grad_accum} {checkpoint_dir} --steps={steps} {{epochs}}"
     (told,) = make_plan(job(task=None, steps=None, command=command), LAPTOP).warnings
