@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import select
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -81,9 +84,22 @@ def show_logs(
             out.write(b"\n".join(lines))
         elif not day:
             out.flush()
+            if _has_no_reader(out):
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
     out.flush()
     if may_appear:
         check_selection(run, options.attempt, ranks, nodes)
+
+
+def _has_no_reader(out: BinaryIO) -> bool:
+    """Return whether `out` is a pipe that nobody reads any more, such as after `| grep -m1`. Otherwise a
+    follower would notice this only when it writes the next line."""
+    poll = select.poll()
+    try:
+        poll.register(out.fileno(), 0)
+    except (AttributeError, OSError):  # an object without a file
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def tag(file: RankFile, colour: bool) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import subprocess
@@ -10,13 +11,15 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from launcher.logs.show import LogOptions, show_logs
 from launcher.rundir.layout import RunDir
 from tests.lab import wait_for
 from tests.logs.helpers import write_rank
 
 
-class Screen:
+class Screen(io.RawIOBase):
     """The lines that were shown."""
 
     def __init__(self) -> None:
@@ -68,6 +71,23 @@ def test_a_line_is_shown_before_the_program_writes_another(tmp_path: Path) -> No
     thread.join(240)
     assert not thread.is_alive()
     assert [line.rpartition(b" ")[2] for line in screen.shown] == [b"%d" % i for i in range(9)]
+
+
+def test_a_follow_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    write_rank(run, 0, [(0.0, b"the only line")])
+    read, write = os.pipe()
+    asked = []
+
+    def done() -> bool:
+        asked.append(True)
+        if len(asked) == 3:
+            os.close(read)  # as `grep -m1` does after the line
+        return False
+
+    with os.fdopen(write, "wb", buffering=0) as pipe, pytest.raises(BrokenPipeError):
+        show_logs(run, LogOptions(follow=True), pipe, False, done)
+    assert len(asked) == 3
 
 
 def test_a_file_that_is_emptied_to_free_space_is_followed_from_its_new_beginning(tmp_path: Path) -> None:
