@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,29 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
     (checkpoint / ".metadata").unlink()
     with pytest.raises(ExportError, match=advice):
         export(checkpoint, tmp_path / "without")
+
+
+@pytest.mark.parametrize(
+    ("file", "other"),
+    [
+        ("__1_0.distcp", "../step-00000001/__1_0.distcp"),
+        ("rank-001.pt", "../step-00000001/rank-001.pt"),
+        ("rank-001.pt", "rank-000.pt"),
+    ],
+)
+def test_a_sound_file_of_another_step_or_rank_is_refused(tmp_path: Path, file: str, other: str) -> None:
+    fields = {"steps": 2, "args": {"dropout": 0.1}, "train": {"checkpoint_every": 1}}
+    run = prepare(tmp_path / "run", job(**fields))
+    assert not any(start(run, recipe()).codes.values())
+    checkpoint = complete_checkpoints(run.checkpoints)[2]
+    shutil.copy(checkpoint / other, checkpoint / file)
+    assert any(start(run, recipe()).codes.values())
+    errors = [error(run.attempts()[-1], rank) for rank in range(2)]
+    refused = [told for told in errors if told.get("failure") == "user-error"]
+    assert f"{file} is damaged, or a file of another step, rank or run" in refused[0]["exception"]
+    if file == "__1_0.distcp":
+        with pytest.raises(ExportError, match="a file of another step, rank or run"):
+            export(checkpoint, tmp_path / "weights")
 
 
 class Renaming(nn.Linear):

@@ -37,12 +37,14 @@ from launcher.train.checkpoints.disk_space import NoSpaceError, is_full
 from launcher.train.checkpoints.folder import (
     CHANGED_BUFFERS,
     CHECKSUMS,
+    LABEL,
     CheckpointError,
     NotSavedError,
     OtherShardsError,
     OtherTrainingError,
     PartsError,
     RefusedError,
+    check_label,
     check_markers,
     complete_checkpoints,
     directory,
@@ -319,6 +321,7 @@ class Checkpoints:
             "world": self.rank.world,
             "mesh": [*self.rank.mesh],
             "torch": str(torch.__version__),
+            LABEL: f"{self.rank.run.id} attempt {self.rank.attempt.number} step {step}",
             CHECKSUMS: torch.serialization.get_crc32_options(),
             "scaler": self.scaler.state(),
             **self.made_with,
@@ -445,6 +448,7 @@ class Checkpoints:
             try:
                 if self.resumed_from.get(CHECKSUMS):
                     check_sums(file, "the rank's own state")
+                check_label(file)
                 self.rank_state.restore(file, rng=same)
             except pickle.UnpicklingError as error:
                 raise RefusedError(f"{file} contains objects that no checkpoint needs: {error}") from None

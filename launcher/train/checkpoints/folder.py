@@ -19,6 +19,9 @@ OWN_SUM, METADATA_SUM = "crc32", "metadata_crc32"
 "Keys of the marker: CRC-32 of its other values and of METADATA. Earlier launchers wrote none."
 CHECKSUMS = "checksums"
 "Key of the marker: whether torch.save wrote checksums, which torch.serialization.set_crc32_options decides."
+LABEL = "label"
+"""Key of the marker: the run, attempt and step of the save. Each file of tensors and each rank's own file
+ends with it and its own name. Earlier launchers wrote none."""
 CHANGED_BUFFERS = "changed_buffers"
 "Key of the marker: persistent buffers that training has changed, if the job has an adapter."
 BESIDE_WEIGHTS = "beside-weights"
@@ -94,6 +97,27 @@ def check_metadata(path: Path, content: bytes) -> None:
     """Raise RefusedError if the content of METADATA differs from its checksum in the marker."""
     if read_marker(path).get(METADATA_SUM) not in (None, zlib.crc32(content)):
         raise RefusedError(damaged(path / METADATA))
+
+
+def end_of_file(label: str, name: str) -> bytes:
+    """Return the last bytes of the file `name` of a checkpoint. Readers of its content ignore them."""
+    return f"\nlauncher {label} {name}\n".encode()
+
+
+def check_label(file: Path) -> None:
+    """Raise RefusedError if the file is not the one that was saved under its name in its checkpoint: the
+    checksums of a file of another step or rank are right, too. Raises OSError."""
+    label = read_marker(file.parent).get(LABEL)
+    if label is None:
+        return
+    expected = end_of_file(label, file.name)
+    with open(file, "rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - len(expected)))
+        if stream.read() != expected:
+            raise RefusedError(
+                f"{file} is damaged, or a file of another step, rank or run: restore the file that was saved "
+                f"there, or delete {file.parent} to go on from an older checkpoint"
+            )
 
 
 def _sum_of(marker: dict[str, Any]) -> int:

@@ -31,6 +31,7 @@ from launcher.train.checkpoints.folder import (
     METADATA,
     CheckpointError,
     RefusedError,
+    check_label,
     check_metadata,
     damaged,
     read_marker,
@@ -168,12 +169,14 @@ class CheckpointReader(FileSystemReader):
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Raises RefusedError for a damaged piece."""
+        """Raises RefusedError for a damaged piece, and for a file that is not of this checkpoint."""
         folder = Path(self.path)
         if read_marker(folder).get(CHECKSUMS):
             for index in dict.fromkeys(item.storage_index for item in plan.items):
                 piece = self.storage_data[index]
                 check_sums(folder / piece.relative_path, index.fqn, piece.offset, piece.length)
+        for name in {self.storage_data[item.storage_index].relative_path for item in plan.items}:
+            check_label(folder / name)
         return super().read_data(plan, planner)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from launcher.train.checkpoints.disk_space import bytes_of, make_room
-from launcher.train.checkpoints.folder import partial_path, publish
+from launcher.train.checkpoints.folder import LABEL, end_of_file, partial_path, publish
 from launcher.train.checkpoints.retention import remove_all_but
 
 
@@ -38,8 +38,8 @@ class Writer(FileSystemWriter):
         scarce: bool,
         first: bool,
     ) -> None:
-        """`own` is the content of this rank's file `rank_file_name`. `keep` checkpoints are kept. `scarce` is
-        that of `make_room`."""
+        """`own` is the content of this rank's file `rank_file_name`. `marker` has a LABEL. `keep` checkpoints
+        are kept. `scarce` is that of `make_room`."""
         super().__init__(partial_path(final))
         self.final, self.rank_file_name, self.own, self.marker = final, rank_file_name, own, marker
         self.keep, self.scarce, self.first = keep, scarce, first
@@ -58,17 +58,24 @@ class Writer(FileSystemWriter):
         return super().prepare_global_plan([replace(plan, storage_data=None) for plan in plans])
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        with open(Path(self.path) / self.rank_file_name, "wb") as file:
-            file.write(self.own)
-            file.flush()
-            os.fsync(file.fileno())
+        self._append(self.rank_file_name, self.own)
         try:
-            return super().write_data(plan, planner)
+            written = super().write_data(plan, planner)
         except RuntimeError as error:
             # torch.save hides why a write failed behind an assertion about the position in its file.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+        for name in dict.fromkeys(result.storage_data.relative_path for result in written.value()):
+            self._append(name)
+        return written
+
+    def _append(self, name: str, content: bytes = b"") -> None:
+        """Append the content and the label to a file, and wait until it is on the disk."""
+        with open(Path(self.path) / name, "ab") as file:
+            file.write(content + end_of_file(self.marker[LABEL], name))
+            file.flush()
+            os.fsync(file.fileno())
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the checkpoint on rank 0, after every rank has written its files."""
