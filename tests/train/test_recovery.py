@@ -442,3 +442,15 @@ def test_what_a_task_compiles_itself_runs_compiled(tmp_path: Path, ranks: int, c
     run = prepare(tmp_path, job(task="stateful:Compiled", steps=3, train={"probe": "always"}))
     ended = start(run, chosen, ranks)
     assert set(ended.codes.values()) == {0}, ended.output
+
+
+def test_memory_that_runs_out_in_the_step_that_unfreezes_a_layer_ends_the_attempt_as_out_of_memory(
+    tmp_path: Path,
+) -> None:
+    """The missing collectives are not those of the earlier steps: larger gradients are reduced."""
+    asked = job(task="traps:Thawing", steps=4, model={"batch_norm": True}, train={"probe": "never"})
+    run = prepare(tmp_path / "run", asked)
+    environ = {"TRAIN_MEMORY_FAIL": "rank=last,step=3,phase=backward"}
+    ended = start(run, recipe(), env=environ)
+    assert ended.codes[1] == EXIT_OOM, ended.output
+    assert "frozen or unfrozen in this step" in error(run.attempt(0), 1)["why_not_in_process"]

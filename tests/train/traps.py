@@ -577,3 +577,13 @@ class Dropping(Normed):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
         return (model(torch.zeros(1, 8)).sum() * 0, 0) if batch is None else super().loss(model, batch)
+
+
+class Thawing(Normed):
+    """Trains a layer only from the third step on."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        for name, parameter in model.named_parameters():
+            if name.startswith("0."):
+                parameter.requires_grad_(self.current_step > 2)
+        return super().loss(model, batch)

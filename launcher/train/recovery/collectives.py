@@ -61,6 +61,9 @@ class Collectives(Issuer):
         self.foreign = False
         "True once a micro-batch has issued a collective that is not FSDP2's."
         self._known: dict[Hashable, tuple[Entry, ...]] = {}
+        self._trained: dict[Hashable, list[list[bool]]] = {}
+        "`requires_grad` of all parameters at each collective of `_known`."
+        self._recorded: list[list[bool]] = []
         self._kind: Hashable = None
         self._issued: list[Entry] | None = None
         self._local = False
@@ -77,7 +80,7 @@ class Collectives(Issuer):
 
     def begin(self, kind: Hashable) -> None:
         """Begin a micro-batch. `kind` is the key from `kind_of`."""
-        self._kind, self._issued, self._sending = kind, [], False
+        self._kind, self._issued, self._sending, self._recorded = kind, [], False, []
         self._issued_before, self._own_count = issued_so_far(), 0
         # Evaluation leaves parameters gathered: the next micro-batch would issue one collective less.
         for unit in self.units:
@@ -88,8 +91,9 @@ class Collectives(Issuer):
         assert self._issued is not None
         self.foreign |= self._has_foreign()
         if not (self._local and self._unseen):
-            known = self._known.setdefault(self._kind, tuple(self._issued))
-            self.static &= len(known) == len(self._issued)
+            if self._kind not in self._known:
+                self._known[self._kind], self._trained[self._kind] = tuple(self._issued), self._recorded
+            self.static &= len(self._known[self._kind]) == len(self._issued)
         self._issued = None
 
     @property
@@ -108,7 +112,14 @@ class Collectives(Issuer):
             return "the model does not issue the same collectives in every micro-batch"
         if self._issued is None or self._kind not in self._known:
             return "the collectives of a micro-batch of this kind were not known yet: it was the first one"
+        at = len(self._issued)
+        around = self._trained[self._kind][max(0, at - 1) : at + 1]  # the failure came between these two
+        if around and self._requires_grad() not in around:
+            return "parameters were frozen or unfrozen in this step, which changes the collectives"
         return None
+
+    def _requires_grad(self) -> list[bool]:
+        return [p.requires_grad for p in self.model.parameters()]
 
     def _has_foreign(self) -> bool:
         """Return whether the micro-batch has issued collectives that are not FSDP2's."""
@@ -197,6 +208,9 @@ class Collectives(Issuer):
         known = self._known.get(self._kind)
         if known is not None and (len(self._issued) >= len(known) or known[len(self._issued)] != entry):
             self.static = False
+        if known is None:
+            now, before = self._requires_grad(), self._recorded[-1:]
+            self._recorded += before if before == [now] else [now]
         self._issued.append(entry)
 
     def _replicated(self) -> Sequence[Any]:
