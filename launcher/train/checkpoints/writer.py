@@ -58,7 +58,7 @@ class Writer(FileSystemWriter):
         return super().prepare_global_plan([replace(plan, storage_data=None) for plan in plans])
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        self._append(self.rank_file_name, self.own)
+        self._finish_file(self.rank_file_name, self.own)
         try:
             written = super().write_data(plan, planner)
         except RuntimeError as error:
@@ -67,12 +67,12 @@ class Writer(FileSystemWriter):
                 raise error.__context__ from None
             raise
         for name in dict.fromkeys(result.storage_data.relative_path for result in written.value()):
-            self._append(name)
+            self._finish_file(name)
         return written
 
-    def _append(self, name: str, content: bytes = b"") -> None:
-        """Append the content and the label to a file, and wait until it is on the disk."""
-        with open(Path(self.path) / name, "ab") as file:
+    def _finish_file(self, name: str, content: bytes = b"") -> None:
+        """Write the content, if any, and append the label. Wait until the file is on the disk."""
+        with open(Path(self.path) / name, "wb" if content else "ab") as file:
             file.write(content + end_of_file(self.marker[LABEL], name))
             file.flush()
             os.fsync(file.fileno())
