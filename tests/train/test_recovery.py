@@ -141,7 +141,8 @@ def test_parts_of_weights_in_a_tasks_state_go_on_only_with_the_same_ranks_and_sh
     assert start(run, recipe("fsdp")).codes == {0: 0, 1: 0}
     prepare(run.path, job(task="stateful:Averaging", steps=8, train={"probe": "never"}))
     for other, ranks in ((recipe("none", micro=8), 1), (recipe("ddp"), 2)):
-        assert set(start(run, other, ranks).codes.values()) == {1}
+        codes = start(run, other, ranks).codes.values()
+        assert 1 in codes and 0 not in codes  # a rank that is later is ended
         told = any_error(run.attempts()[-1])
         assert (
             "['means']['embedding.weight'] of what state() of Averaging returned" in told["exception"]
