@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -45,9 +46,13 @@ class CsvReader:
 
 
 def _reading(row: dict[str, str], written: float) -> Reading:
-    """Return a row as a Reading. Raises ValueError for a value that is not a number.
+    """Return the numbers of a row as a Reading. Raises ValueError if its step is none.
 
     Lightning logs `epoch` and counts steps from 0.
     """
-    metrics = {name: float(value) for name, value in row.items() if value and name != "step"}
+    metrics: dict[str, float] = {}
+    for name, value in row.items():
+        if name != "step":
+            with contextlib.suppress(ValueError):  # empty, or a text
+                metrics[name] = float(value)
     return Reading(int(row["step"]), metrics, written=written, first=0 if "epoch" in metrics else None)
