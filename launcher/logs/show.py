@@ -97,7 +97,7 @@ def _has_no_reader(out: BinaryIO) -> bool:
     poll = select.poll()
     try:
         poll.register(out.fileno(), 0)
-    except (AttributeError, OSError):  # an object without a file
+    except OSError:  # an object without a file
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
 

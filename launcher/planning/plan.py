@@ -7,7 +7,7 @@ from launcher.memory.states import Ranks
 from launcher.planning.micro_batches import ladder
 from launcher.spec import optimizer_table
 from launcher.spec.cluster import Cluster
-from launcher.spec.command import environment_name, for_a_shell, placeholder_of, uses, without_a_value
+from launcher.spec.command import environment_name, for_a_shell, placeholder_of, unknown_placeholders, uses
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
@@ -281,10 +281,10 @@ def _warnings(job: Job) -> tuple[str, ...]:
             f"the command gets {', '.join(written)} as written, because no shell expands it: use a "
             'placeholder such as {run_dir}, or start a shell with [bash, -c, "..."]'
         )
-    if own := without_a_value(job.command or ()):
-        doubled = ", ".join(f"{{{name}}}" for name in own)
+    if unknown := unknown_placeholders(job.command or ()):
+        doubled = ", ".join(f"{{{name}}}" for name in unknown)
         warnings.append(
-            f"the command gets {', '.join(own)} as written, because there is no such placeholder: if the "
+            f"the command gets {', '.join(unknown)} as written, because there is no such placeholder: if the "
             f"program needs this text, write {doubled}"
         )
     nothing, environment = job.unread()

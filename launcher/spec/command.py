@@ -98,7 +98,7 @@ def uses(command: tuple[str, ...], placeholder: str) -> bool:
     return any(match["name"] == placeholder for text in command for match in _PATTERN.finditer(text))
 
 
-def without_a_value(command: tuple[str, ...]) -> list[str]:
+def unknown_placeholders(command: tuple[str, ...]) -> list[str]:
     """Return each `{name}` that looks like a placeholder and is none."""
     found = (match for text in command for match in _PATTERN.finditer(text))
     return [

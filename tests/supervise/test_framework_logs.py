@@ -407,7 +407,9 @@ def test_one_log_is_followed_and_none_once_the_script_calls_launcher_log(run: Ru
 
 
 def test_a_text_in_a_row_costs_no_number(run: RunDir) -> None:
-    (work(run) / "metrics.csv").write_text("epoch,step,train_loss,note\n0,0,1.5,\n0,1,1.0,warm restart\n")
+    (work(run) / "metrics.csv").write_text(
+        "epoch,step,train_loss,note\n0,0,1.5,\n0,1,1.0,warm restart\n,2,,end\n"
+    )
     assert [(line["step"], line["loss"]) for line in taken_over(run)] == [(1, 1.5), (2, 1.0)]
     assert not any("note" in line for line in run.read_metrics())
 
