@@ -8,7 +8,8 @@ import math
 import operator
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -81,6 +82,7 @@ from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding.cleanup import clean
+from launcher.train.sharding.first_rank import buffers_of_first_rank
 from launcher.train.sharding.replicas import Replicas
 from launcher.train.sharding.same_parameters import COMPARED, check_same_model, check_same_parameters
 from launcher.train.sharding.sharding import (
@@ -141,6 +143,10 @@ class Trainer:
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
             self.replicas = Replicas(self.model, mesh.data)
         self._replicas_of_this = replicas_of(mesh, rank.recipe)
+        self._exported_buffers: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        "Gives the model the buffers that an export has. DDP does so in each forward pass."
+        if rank.mesh.data > 1 and not in_buckets(rank.recipe):
+            self._exported_buffers = partial(buffers_of_first_rank, self.model, mesh.data, budget)
         first_problem = self.stages.first_problem if self.stages is not None else None
         self.copies = Copies(mesh, self.task, rank, self.model, first_problem)
         self.in_backward: StepInBackward | None = None
@@ -612,29 +618,29 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Return the mean loss per unit of weight over all held-out data, and the task's own metrics."""
+        """Return the mean loss per unit of weight over all held-out data, and the task's own metrics, of the
+        model that a checkpoint of this step exports."""
         assert self.held_out is not None
-        self.order.begin()
-        sums = NOTHING
-        self.logged.clear()
-        self.model.eval()
-        for (batch, counts), chunk in self._evaluated(self.held_out.batches()):
-            self.logged.counts = counts
-            with self.where.during("evaluation", users=True):
-                result = (
-                    self.stages.own[chunk].forward(batch)
-                    if self.stages is not None
-                    else loss_of(self.task, self.model, batch, self.rank)
-                )
-            if counts and result is not None:
-                sums = added(sums, result)
-            del batch, result  # otherwise they are on the device together with the next batch
-        if self.stages is not None:
-            with self.where.during("evaluation"):
+        with self.where.during("evaluation"), self._exported_buffers():
+            self.order.begin()
+            sums = NOTHING
+            self.logged.clear()
+            self.model.eval()
+            for (batch, counts), chunk in self._evaluated(self.held_out.batches()):
+                self.logged.counts = counts
+                with self.where.during("evaluation", users=True):
+                    result = (
+                        self.stages.own[chunk].forward(batch)
+                        if self.stages is not None
+                        else loss_of(self.task, self.model, batch, self.rank)
+                    )
+                if counts and result is not None:
+                    sums = added(sums, result)
+                del batch, result  # otherwise they are on the device together with the next batch
+            if self.stages is not None:
                 self.stages.settle()
-        with self.where.during("evaluation"):
             total_loss, total_weight, *logged = self._add_up(*self.rank.once(*sums, *self.logged.values()))
-        self.model.train()
+            self.model.train()
         means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
         return {"eval_loss": _mean(total_loss, total_weight), **means}
 

@@ -30,7 +30,7 @@ from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.state_names import state_names
 from launcher.train.task import TaskError
-from tests.train.normed import Network
+from tests.train.normed import Network, Normed
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 
@@ -200,6 +200,31 @@ def test_an_export_of_shards_loads_strictly_into_the_users_model(
     with pytest.raises(ExportError, match="many is not an empty directory"):
         export(checkpoint, tmp_path / "many")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "one"]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "ranks"),
+    [("fsdp", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("ddp", 2), ("hybrid", 4)))],
+)
+def test_the_loss_of_an_evaluation_is_that_of_the_exported_model(
+    tmp_path: Path, sharding: str, ranks: int
+) -> None:
+    """BatchNorm's statistics differ between ranks, which keep their own for training."""
+    task = Normed()
+    run = prepare(tmp_path / "run", job(task="normed:Normed", steps=3, train={"eval_every": 1}))
+    ended = start(run, recipe(sharding, micro=8 // ranks), ranks, {"LOCAL_WORLD_SIZE": "2"})
+    assert set(ended.codes.values()) == {0}, ended.output
+
+    checkpoint = complete_checkpoints(run.checkpoints)[3]
+    model = Network(16)
+    model.load_state_dict(load_file(export(checkpoint, tmp_path / "out")[0]))
+    loss, samples = task.loss(model.eval(), task.data("eval").tensors)
+    assert run.read_metrics()[-1]["eval_loss"] == pytest.approx(loss.item() / samples, rel=1e-5)
+
+    files = [checkpoint / rank_file_name(rank) for rank in range(ranks)]
+    of_ranks = [torch.load(file, weights_only=True)["buffers"] for file in files]
+    means = {tuple(buffers["layers.0.1.running_mean"].tolist()) for buffers in of_ranks}
+    assert len(means) == (1 if sharding == "ddp" else ranks)
 
 
 def test_export_says_what_is_missing(measured: dict[str, Any], folder: Path, tmp_path: Path) -> None:

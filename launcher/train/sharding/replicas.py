@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.train.local_shards import local
+from launcher.train.sharding.first_rank import copy_from_first
 
 
 class Replicas:
@@ -25,12 +26,7 @@ class Replicas:
         self._group, self._ranks = mesh.get_group(), mesh.size()
         self._trained = [p for p in model.parameters() if p.requires_grad]
         for tensor in (*model.parameters(), *model.buffers()):
-            values = local(tensor.detach())
-            same = values.contiguous()
-            # As bytes: backends do not know all types, such as complex ones.
-            dist.broadcast(same.view(-1).view(torch.uint8), group=self._group, group_src=0)
-            if same is not values:
-                values.copy_(same)
+            copy_from_first(tensor, self._group)
 
     @torch.no_grad()
     def average(self) -> None:
