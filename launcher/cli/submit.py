@@ -149,7 +149,7 @@ def submit(
 ) -> None:
     """Plan a job as `launcher plan` does, show the plan, and start the job detached."""
     from launcher.api.prepare import Limits, prepared, queue_sets
-    from launcher.cli.output import console, print_json, telling_of
+    from launcher.cli.output import console, fail, print_json, telling_of
     from launcher.report.terminal import show_plan, show_prepared
 
     limits = Limits(max_price, budget, max_hours, unplanned or None)
@@ -157,11 +157,8 @@ def submit(
     sets = [*(set_ or []), *(NO_DOWNGRADE_SETS if no_downgrade else ()), *queue]
     job_like = _job(job, ctx.meta.get(COMMAND), cluster, sets)
     if json and (follow or sweep):
-        from launcher.cli.output import fail
-
         fail(f"give --json or {'--follow' if follow else '--sweep'}, not both")
     if sweep:
-        from launcher.cli.output import fail
         from launcher.cli.sweep import submit_sweep
 
         if follow:
@@ -169,8 +166,6 @@ def submit(
         submit_sweep(job_like, cluster, sets, sweep, at_once, samples, seed, limits, dry_run)
         return
     if at_once is not None or samples is not None:
-        from launcher.cli.output import fail
-
         fail("--at-once and --samples need a sweep: give --sweep as well")
     from launcher.api.submit import checked
 
