@@ -11,6 +11,7 @@ read a loss or an accuracy, and loop over experts. This takes longer, so a trace
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,10 +29,14 @@ _CONSTANTS = frozenset(
 )
 
 _torch: Any = torch._subclasses.fake_tensor
-_HAS_PRIVATE_PARTS = hasattr(FakeTensorMode, "_output_from_cache_entry") and hasattr(
-    _torch, "_DispatchCacheValidEntry"
+_FROM_ENTRY = getattr(FakeTensorMode, "_output_from_cache_entry", None)
+_ARGUMENTS = [*inspect.signature(_FROM_ENTRY).parameters][1:] if _FROM_ENTRY is not None else []
+_TAKES_FUNC = "func" in _ARGUMENTS
+"Up to torch 2.14."
+_HAS_PRIVATE_PARTS = hasattr(_torch, "_DispatchCacheValidEntry") and (
+    _ARGUMENTS in (["state", "entry", "key", "func", "args"], ["state", "entry", "key", "args"])
 )
-"Whether this torch has the private parts of torch 2.13 that TraceMode uses."
+"Whether this torch has the private parts of torch 2.13 to 2.15 that TraceMode uses."
 
 LARGEST_KNOWN = 2**24
 "Maximum number of elements of a tensor whose values are known. Larger ones take long to compute with."
@@ -231,7 +236,9 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         key, state = tuple(parts), _torch._CacheKeyState(None)
         if (entry := self._entries.get(key)) is not None:
-            return self._output_from_cache_entry(state, entry, _NO_SYMBOLS, func, args)
+            return self._output_from_cache_entry(
+                state, entry, _NO_SYMBOLS, *((func, args) if _TAKES_FUNC else (args,))
+            )
         result = super()._cached_dispatch_impl(func, types, args, kwargs)
         with suppress(_torch._BypassDispatchCache):
             entry = self.cache.get(self._cache_key(state, func, args, kwargs))
