@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 
 from launcher.diagnosis.clue import MEMORY_OF, Clue, Kind, Strength, order_of
-from launcher.diagnosis.lines import Line, normalise, printable
+from launcher.diagnosis.lines import Line, normalise, printable, rank_at_end
 from launcher.diagnosis.literals import needed
 from launcher.diagnosis.patterns import PATTERNS, UNLESS, Pattern
 from launcher.diagnosis.users_patterns import UserPattern
@@ -305,6 +305,7 @@ class Collector:
         before = lines[max(0, index - BEFORE) : index]
         start, head, _ = line.text.partition(_HEAD)
         if head:
+            start, label = rank_at_end(start)
             raw = start.encode()
             result = self._kind_of(reader, line._replace(text=start), raw, hash(raw), before)
             if result is not None and start.strip(" +|"):
@@ -314,6 +315,8 @@ class Collector:
                 )  # fmt: skip
                 self._keep(reader, clue)
             above = reader.growing if start.strip(" +|") == "Original" else None
+            if label:  # the lines of the traceback have it too
+                reader = self._readers.setdefault((stream, line.label + label), _Reader())
             self._open_traceback(reader, before)
             reader.wrapper = above if above is not None and _RERAISED.search(above.text) else None
         elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may remove its indentation

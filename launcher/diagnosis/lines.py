@@ -54,6 +54,7 @@ _WARNING = re.compile(
 )
 _MINOR = re.compile(r"\b(?:INFO|DEBUG)\b|\[(?i:info|debug)\]")
 _SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|\[(?i:error|critical|fatal)\]")
+_RANK_AT_END = re.compile(r"\[rank\d+\]: $")
 _MAX = 2000
 "Characters that are read at the beginning and at the end of a long line."
 
@@ -151,3 +152,13 @@ def normalise(raw: bytes | str) -> Line:
             break
         text = text[match.end() :]
     return Line(label, text, warning, minor, severe, stamped)
+
+
+def rank_at_end(text: str) -> tuple[str, str]:
+    """Split the rank off the end of a text; empty if there is none.
+
+    Torch prints the rank before each line of an exception. The first line may follow a progress bar that has
+    not ended its line.
+    """
+    match = _RANK_AT_END.search(text)
+    return (text[: match.start()], match[0].strip()) if match else (text, "")

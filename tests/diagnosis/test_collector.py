@@ -113,6 +113,14 @@ def test_a_progress_bar_that_is_drawn_again_is_no_progress() -> None:
     assert cause(f"{bar}\n{TRACEBACK}\n{bar}\n{bar}")[0] == "gpu-oom"
 
 
+def test_a_rank_before_each_line_is_read_where_the_first_line_follows_a_progress_bar() -> None:
+    code = "    if full: raise RuntimeError('CUDA out of memory. Tried to allocate 1 GiB')"
+    exception = f'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n{code}\nKeyError: 7'
+    lines = "\n".join(f"[rank1]: {line}" for line in exception.split("\n"))
+    (clue,) = clues(f"  62%|███   | 5/8 [00:00<00:00, 39.96it/s]{lines}\n")
+    assert (clue.text, clue.label, clue.uncaught) == ("KeyError: 7", "[rank1]:", True)
+
+
 def test_noise_at_the_end_is_no_cause_and_is_the_best_guess_alone() -> None:
     for noise in (IGNORED, THREAD, TORCHRUN, WANDB):
         assert cause(f"{TRACEBACK}\n{noise}")[:2] == ("gpu-oom", "likely")
