@@ -40,7 +40,7 @@ _ROWS = (
     Failure(
         "nccl-timeout", 12, "retry-same", "same",
         "look for the rank that stopped answering: `launcher logs RUN --stderr`",
-        "timed out waiting for the other ranks",
+        "lost contact with the other ranks",
     ),
     Failure(
         "rendezvous-failed", 13, "retry-same", "same",

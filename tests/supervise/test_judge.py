@@ -164,7 +164,7 @@ def test_ranks_that_wait_for_one_that_has_finished_say_which_it_was():
     exits = (ended(0, 1, 1.6, lines=LOST), ended(1, 0, 1.0))
     verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits))
     assert (verdict.failure, verdict.rank) == ("nccl-timeout", 0)
-    assert verdict.reason.endswith("waiting for the other ranks: rank 1 had ended with exit code 0")
+    assert verdict.reason == "rank 0 lost contact with the other ranks: rank 1 had ended with exit code 0"
 
 
 def test_a_kill_while_the_kernel_was_out_of_memory_is_host_oom():
