@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 from launcher.rundir.files import replace_text
@@ -15,7 +16,6 @@ from launcher.schedulers.base import Prepared, Request, SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, private_folder, write_copy
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
-from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import asking_to_stop
 from launcher.schedulers.store import Place, Store, write_requests_to_stop

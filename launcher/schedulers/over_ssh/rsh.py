@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-quote = shlex.quote
 VARIABLE = "LAUNCHER_SSH"
 "Holds the options of ssh as JSON."
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.schedulers.over_ssh.rsh import quote
+from shlex import quote
+
 from launcher.spec.records import RunRecord
 from launcher.supervise.secrets import LONGEST
 

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from launcher.schedulers.base import Request
 from launcher.schedulers.login import Login
@@ -115,8 +116,8 @@ def place(runs: str, digest: str) -> str:
 
 def adopt(runs: str, digest: str) -> str:
     """Return shell that atomically turns the copy of `send` into the snapshot. Fails if there is no copy."""
-    final, partial = rsh.quote(place(runs, digest)), rsh.quote(place(runs, f".{digest}.partial"))
-    missing = rsh.quote(f"{MISSING} {digest}")
+    final, partial = quote(place(runs, digest)), quote(place(runs, f".{digest}.partial"))
+    missing = quote(f"{MISSING} {digest}")
     return (
         f"{{ [ -d {final} ] || mv -T {partial} {final} 2>/dev/null || [ -d {final} ] "
         f"|| {{ echo {missing}; false; }}; }} && touch {final}"
@@ -129,7 +130,7 @@ def send(snapshot: Snapshot, login: SshLogin, runs: str, before: str | None = No
     Files that are equal in the snapshot `before` are linked there. Raises SnapshotError, LoginError.
     """
     partial = f".{snapshot.digest}.partial"
-    folder = rsh.quote(f"{runs}/{FOLDER}")
+    folder = quote(f"{runs}/{FOLDER}")
     prepare = f"umask 077; mkdir -p {folder} && cd {folder} || exit 73; "
     command = ["rsync", "--secluded-args", "--links", "--perms", "--checksum", "--from0", "--files-from=-"]
     command += ["--chmod=Du=rwx,Fu=rX"]  # runs share the files, so they are read-only
@@ -165,13 +166,13 @@ def relay(digest: str, source: Login, to: Login, runs: str) -> None:
 
     Raises SnapshotError, LoginError.
     """
-    target = rsh.quote(place(runs, digest))
+    target = quote(place(runs, digest))
     if to.run(f"[ -d {target} ]").returncode == 0:
         return
     packed = source.run(f"tar -C {target} -cf - .", timeout=SEND_SECONDS)
     if packed.returncode:
         raise SnapshotError(f"the job's code was not read from {source.name}: {_message(packed, runs)}")
-    partial = rsh.quote(place(runs, f".{digest}.{secrets.token_hex(4)}"))
+    partial = quote(place(runs, f".{digest}.{secrets.token_hex(4)}"))
     script = (
         f"umask 077; mkdir -p {partial} && {rsh.unpack(len(packed.stdout), partial, '-xpf')} && "
         f"{{ mv -T {partial} {target} || [ -d {target} ]; }}; code=$?; rm -rf {partial}; exit $code"

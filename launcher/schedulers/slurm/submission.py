@@ -10,13 +10,13 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep
 from launcher.schedulers.login import LoginError
-from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.slurm.handle import handle_of, job_of
 from launcher.schedulers.slurm.jobs import (
     InterruptedSubmissionError,

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.login import NOT_FOUND, Login, why_failed
-from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import login_environment
 
 _PACKAGE = Path(__file__).parents[2]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from shlex import quote
 
 from launcher.rundir.file_table import SUBMITTED
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import LoginError, why_failed
 from launcher.schedulers.over_ssh.mirror import packed
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore
-from launcher.schedulers.over_ssh.rsh import quote, unpack
+from launcher.schedulers.over_ssh.rsh import unpack
 from launcher.schedulers.ssh.choose import Chosen, hosts_of
 from launcher.schedulers.ssh.hosts import HostError
 from launcher.spec.records import RunRecord

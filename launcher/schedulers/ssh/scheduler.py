@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from launcher.rundir.files import replace_json
@@ -25,7 +26,6 @@ from launcher.schedulers.base import (
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute_runs_folder
-from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import Snapshot, relay
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import in_force, status_of, writing

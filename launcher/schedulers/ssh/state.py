@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from shlex import quote
 
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
-from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.rundir import end_told
 from launcher.spec.events import Submitting, latest
 from launcher.spec.records import StateRecord
