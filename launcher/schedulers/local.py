@@ -17,7 +17,15 @@ from launcher.rundir.stop import write_cancel_request
 from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.registry import scheduler_class
-from launcher.schedulers.rundir import end_told, in_force, may_be_sent, status_of, was_sent, write_run
+from launcher.schedulers.rundir import (
+    end_told,
+    in_force,
+    may_be_sent,
+    status_of,
+    was_sent,
+    write_run,
+    writing,
+)
 from launcher.schedulers.store import Store
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Resubmitted, Starting, Submitted
@@ -83,18 +91,16 @@ class LocalScheduler(OneByOne):
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Start the supervisor. Raises SchedulerError with the reason if it does not start."""
-        try:
+        with writing(prepared.run_dir):
             run = write_run(prepared)
-        except OSError as error:
-            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
-        remember_root(run.path.parent)
-        try:
-            run.append(Submitted(handle=self.handle(run), command=list(prepared.command)))
-            with working("starting the supervisor"):
-                self._start(run, prepared.command)
-        except OSError as error:  # there is no supervisor
-            shutil.rmtree(run.path, ignore_errors=True)
-            raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
+            remember_root(run.path.parent)
+            try:
+                run.append(Submitted(handle=self.handle(run), command=list(prepared.command)))
+                with working("starting the supervisor"):
+                    self._start(run, prepared.command)
+            except OSError:  # there is no supervisor
+                shutil.rmtree(run.path, ignore_errors=True)
+                raise
         return run
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:

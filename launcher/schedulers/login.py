@@ -67,7 +67,6 @@ class LocalLogin:
     """This host. `first` is shell that runs before each script."""
 
     name = "this host"
-    first = ""
 
     def __init__(self, first: str = "") -> None:
         self.first = first

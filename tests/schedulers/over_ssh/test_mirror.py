@@ -29,6 +29,7 @@ class Counted(LocalLogin):
     """Counts what came back."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.trips, self.bytes = 0, 0
 
     def run(
@@ -126,6 +127,7 @@ class Breaking(LocalLogin):
     """A connection that breaks after `whole` files of what is sent."""
 
     def __init__(self, whole: int) -> None:
+        super().__init__()
         self.whole = whole
 
     def run(
