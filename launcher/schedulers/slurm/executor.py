@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from submitit.slurm import slurm
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import LocalLogin, Login, LoginError, ask
-from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
+from launcher.schedulers.slurm.jobs import jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.records import look_up
 from launcher.spec.verdict import Verdict
 
@@ -117,19 +118,6 @@ class ScriptExecutor(slurm.SlurmExecutor):
         """Refuse all parameters: job and profile are already rendered."""
         raise ValueError(f"{', '.join(sorted(kwargs))}: set it in the job or the cluster profile")
 
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self.script.read_text(encoding="utf-8")
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return list(sbatch_command(submission_file_path, self.submission))
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        return job_id(string.decode() if isinstance(string, bytes) else string)
-
-    def _num_tasks(self) -> int:
-        return 1
-
     def submit(self, fn: Any, *args: Any, **kwargs: Any) -> core.Job[Any]:
         if not isinstance(fn, Supervise):
             raise TypeError(
@@ -140,13 +128,12 @@ class ScriptExecutor(slurm.SlurmExecutor):
 
     def _submit_command(self, command: str) -> core.Job[Any]:
         """Submit like submitit, but never create a second job after an unclear answer from sbatch."""
-        uid = uuid.uuid4().hex
-        script = self.folder / f".submission_file_{uid}.sh"
-        script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
-        job_id_ = submit(
-            self.login, tuple(self._make_submission_command(script)), self.comment, earlier=self.earlier
+        script = self.folder / f".submission_file_{uuid.uuid4().hex}.sh"
+        shutil.copyfile(self.script, script)
+        job_id = submit(
+            self.login, sbatch_command(script, self.submission), self.comment, earlier=self.earlier
         )
-        job = self.job_class(self.folder, job_id_)
+        job = self.job_class(self.folder, job_id)
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return job
 

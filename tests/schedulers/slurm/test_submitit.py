@@ -158,7 +158,6 @@ def test_the_watcher_asks_once_for_all_and_no_more_for_those_that_have_ended(
 @pytest.mark.parametrize("out", ["5610208\n", "5610208;cluster\n", "a site's greeting\n5610208\n"])
 def test_the_job_id_is_read_from_what_sbatch_prints(out: str) -> None:
     assert job_id(out) == "5610208"
-    assert RunExecutor._get_job_id_from_submission_command(out.encode()) == "5610208"
 
 
 def test_an_answer_without_a_job_id_may_mean_a_job(tmp_path: Path) -> None:
