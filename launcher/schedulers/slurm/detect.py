@@ -16,7 +16,9 @@ from launcher.schedulers.slurm.site import (
     Nodes,
     Partition,
     Site,
+    allowed_qos,
     default_memory,
+    node_count,
     questions,
     site,
 )
@@ -153,7 +155,7 @@ def _choices(site_: Site, partition: Partition, device: str, device_memory: int)
             partition=partition,
             gres_type=type_ or "",
             gpus=gpus,
-            nodes=_count(alike),
+            nodes=node_count(alike),
             cpus=min(group.cpus for group in alike),
             memory=min(group.memory for group in alike),
             features=features,
@@ -170,10 +172,6 @@ def _of_type(group: Nodes, type_: str | None) -> int:
 
 def _names_device(gres_type: str, device: str) -> bool:
     return any(re.fullmatch(gpu.names, device) for gpu in likely_types(gres_type))
-
-
-def _count(groups: list[Nodes]) -> int:
-    return sum(group.count for group in groups)
 
 
 def choose(detected: DetectedSite, partition: str | None, gpu: str | None) -> Choice | None:
@@ -308,9 +306,7 @@ def _limit(partition: Partition) -> str:
 
 
 def _account(here: Site) -> Iterator[str]:
-    user_rows = [row for row in here.associations or () if row.get("User")]
-    accounts = sorted({row["Account"] for row in user_rows})
-    qos = sorted({name for row in user_rows for name in row.get("QOS", "").split(",") if name})
+    accounts, qos = here.accounts(), allowed_qos(here.own_associations)
     if len(accounts) == 1:
         yield f"  account: {_text(accounts[0])}"
     elif accounts:

@@ -12,8 +12,8 @@ from launcher.planning.plan import Plan
 from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.limits import Requested, associations, default_qos, exceeded, flags
 from launcher.schedulers.slurm.profile import Slurm
-from launcher.schedulers.slurm.scripts import cpus_per_node
-from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
+from launcher.schedulers.slurm.scripts import MEMORY_OPTIONS, cpus_per_node
+from launcher.schedulers.slurm.site import Nodes, Partition, Site, allowed_qos, default_memory, node_count
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.quantities import format_bytes, format_duration
@@ -47,6 +47,11 @@ class Feasibility:
     @property
     def _named(self) -> list[str]:
         return self.slurm.partition.split(",") if self.slurm.partition else []
+
+    @property
+    def _gpus(self) -> int:
+        """GPUs of each node that the job requests; 0 if the site gives them without a request."""
+        return self.plan.layout.gpus_per_node if self.slurm.assigns_gpus else 0
 
     def refusals(self) -> Iterator[str]:
         if not self.site.partitions:
@@ -98,8 +103,7 @@ class Feasibility:
                 f" and the run is asked to stop {format_duration(warned)} before its end (stop_timeout, or"
                 " slurm.signal_seconds): before its first step"
             )
-        most = min(partition.max_nodes or partition.node_count, partition.node_count)
-        most = partition.node_count if "PartitionMaxNodes" in lifted else most
+        most = partition.node_count if "PartitionMaxNodes" in lifted else partition.most_nodes
         if nodes > most:
             yield f"resources.nodes: {nodes} asked for, partition {name} gives {most}"
         yield from self._access_refusals(partition)
@@ -116,8 +120,7 @@ class Feasibility:
             yield self._refusal("account", account, partition, partition.allowed("Accounts"), permitted)
         if qos is not None and partition.refuses("Qos", qos):
             rows = associations(self.site, partition.name, account)
-            usable = {name for row in rows for name in row.get("QOS", "").split(",")} - {""}
-            permitted = sorted(name for name in usable if not partition.refuses("Qos", name))
+            permitted = [name for name in allowed_qos(rows) if not partition.refuses("Qos", name)]
             yield self._refusal("qos", qos, partition, partition.allowed("Qos"), permitted)
 
     def _refusal(
@@ -166,8 +169,7 @@ class Feasibility:
         need = min(self.plan.layout.nodes, partition.node_count)  # too many nodes are refused elsewhere
         if not groups:
             return
-        gpus = self.plan.layout.gpus_per_node if self.slurm.gpu_request != "none" else 0
-        type_, resources = self.slurm.gres_type, self.job.resources
+        gpus, type_, resources = self._gpus, self.slurm.gres_type, self.job.resources
         if gpus:
             offered = sorted({_gres_words(group) for group in groups})
             fits = [group for group in groups if group.has(gpus, type_)]
@@ -175,7 +177,7 @@ class Feasibility:
                 types = ", ".join(offered)
                 yield f"slurm.gres_type: no node of {where} has GPUs of type {type_}; there are {types}"
                 return
-            if _count(fits) < need:
+            if node_count(fits) < need:
                 requested = f"{gpus} GPUs{f' of type {type_}' if type_ else ''} on {_nodes_words(need)}"
                 yield f"resources.gpus_per_node: {requested} asked for; {where} has {', '.join(offered)}"
                 return
@@ -189,23 +191,22 @@ class Feasibility:
             if size is None:
                 continue
             fits = [group for group in groups if value_of(group) >= size]
-            if _count(fits) < need:
+            if node_count(fits) < need:
                 most = max(value_of(group) for group in groups)
                 yield f"resources.{field}: {show(size)} asked for, a node of {where} gives {show(most)}"
                 return
             groups = fits
         wanted = self.slurm.constraint
         plain = wanted is not None and re.fullmatch(r"[\w.-]+", wanted) is not None
-        if plain and _count([group for group in groups if wanted in group.features]) < need:
+        if plain and node_count([group for group in groups if wanted in group.features]) < need:
             features = ", ".join(sorted(_features(groups))) or "none"
             yield f"slurm.constraint: too few nodes of {where} have {wanted}; their features are {features}"
 
     def _account(self) -> Iterator[str]:
         """Check account and QOS if the site enforces associations."""
-        rows, slurm = self.site.associations, self.slurm
-        if rows is None or "associations" not in self.site.enforces:
+        user_rows, slurm = self.site.own_associations, self.slurm
+        if self.site.associations is None or "associations" not in self.site.enforces:
             return
-        user_rows = [row for row in rows if row.get("User")]
         accounts, account = self.site.accounts(), self.site.given_account or slurm.account
         field = "SBATCH_ACCOUNT" if self.site.given_account else "slurm.account"
         if not user_rows:
@@ -214,11 +215,11 @@ class Feasibility:
             yield f"{field}: {account} is not one of yours; yours are {', '.join(accounts)}"
         if slurm.qos is None or not user_rows:
             return
-        allowed = {qos for row in user_rows for qos in row.get("QOS", "").split(",") if qos}
+        allowed = allowed_qos(user_rows)
         if self.site.qos is not None and slurm.qos not in self.site.qos:
-            yield f"slurm.qos: there is no QOS {slurm.qos} here; yours are {', '.join(sorted(allowed))}"
+            yield f"slurm.qos: there is no QOS {slurm.qos} here; yours are {', '.join(allowed)}"
         elif "qos" in self.site.enforces and allowed and slurm.qos not in allowed:
-            yield f"slurm.qos: you may not use {slurm.qos}; yours are {', '.join(sorted(allowed))}"
+            yield f"slurm.qos: you may not use {slurm.qos}; yours are {', '.join(allowed)}"
 
     def _limits(self, partition: Partition) -> Iterator[str]:
         """Yield limits that this job exceeds on its own, so that it would wait forever."""
@@ -232,10 +233,10 @@ class Feasibility:
         memory, _ = self._memory(partition)
         if memory is not None:
             per_node["mem"] = memory
-        if layout.gpus_per_node and self.slurm.gpu_request != "none":
-            per_node["gres/gpu"] = layout.gpus_per_node
+        if self._gpus:
+            per_node["gres/gpu"] = self._gpus
             if self.slurm.gres_type is not None:
-                per_node[f"gres/gpu:{self.slurm.gres_type}"] = layout.gpus_per_node
+                per_node[f"gres/gpu:{self.slurm.gres_type}"] = self._gpus
         return Requested(layout.nodes, per_node, resources.time)
 
     def warnings(self) -> Iterator[str]:
@@ -251,8 +252,8 @@ class Feasibility:
         if self.cluster.node.cpus is None and groups and self.job.resources.cpus_per_node is None:
             fewest = min(group.cpus for group in groups)
             yield f"node.cpus: nodes of partition {partition.name} have {fewest} CPUs; the profile may say so"
-        usable = _count([group for group in groups if group.usable])
-        if usable < self.plan.layout.nodes <= _count(groups):
+        usable = node_count([group for group in groups if group.usable])
+        if usable < self.plan.layout.nodes <= node_count(groups):
             yield f"only {usable} nodes of partition {partition.name} are up: the job will wait for more"
         yield from self._gpu_memory(groups)
         yield from self._host_memory(partition, groups)
@@ -281,15 +282,14 @@ class Feasibility:
             for field, value in (("account", slurm.account), ("qos", slurm.qos)):
                 if value is not None:
                     yield f"slurm.{field}: {value} was not checked: this site's Slurm accepts any value"
-        asks = self.plan.layout.gpus_per_node and slurm.gpu_request != "none"
         type_ = slurm.gres_type
-        if type_ and groups and not asks and not any(group.has(1, type_) for group in groups):
+        if type_ and groups and not self._gpus and not any(group.has(1, type_) for group in groups):
             yield f"slurm.gres_type: no node of partition {groups[0].partition} has GPUs of type {type_}"
 
     def _gpu_memory(self, groups: list[Nodes]) -> Iterator[str]:
         """Compare the profile's GPU, which the plan is based on, with the GPUs that the job may get."""
-        gpu, gpus = self.cluster.node.gpu, self.plan.layout.gpus_per_node
-        if gpu is None or not gpus or self.slurm.gpu_request == "none":
+        gpu, gpus = self.cluster.node.gpu, self._gpus
+        if gpu is None or not gpus:
             return
         type_ = self.slurm.gres_type
         wanted = [group for group in groups if group.has(gpus, type_)]
@@ -330,12 +330,10 @@ class Feasibility:
         resources, slurm = self.job.resources, self.slurm
         if resources.memory_per_node is not None:
             return resources.memory_per_node, "resources.memory_per_node"
-        if slurm.exclusive or any(name in slurm.extra for name in ("mem", "mem-per-cpu", "mem-per-gpu")):
+        if slurm.exclusive or not MEMORY_OPTIONS.isdisjoint(slurm.extra):
             return None, ""
-        return default_memory(self.site, partition, self._cpus(), self.plan.layout.gpus_per_node) or (
-            None,
-            "",
-        )
+        gpus = self.plan.layout.gpus_per_node
+        return default_memory(self.site, partition, self._cpus(), gpus) or (None, "")
 
     def _cpus(self) -> int:
         """Return the minimum CPUs per node. What a site gives a job that asks for none is not known."""
@@ -358,10 +356,6 @@ def _features(groups: list[Nodes]) -> frozenset[str]:
 
 def _nodes_words(count: int) -> str:
     return "one node" if count == 1 else f"each of {count} nodes"
-
-
-def _count(groups: list[Nodes]) -> int:
-    return sum(group.count for group in groups)
 
 
 def _gres_words(group: Nodes) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.schedulers.slurm.records import JobRecord, duration
-from launcher.schedulers.slurm.site import Partition, Row, Site, gpus_of
+from launcher.schedulers.slurm.site import Partition, Row, Site, allowed_qos, gpus_of
 from launcher.spec.quantities import format_bytes, format_duration
 
 SINGLE_JOB_COLUMNS = ("MaxTRES", "MaxTRESPerNode", "MaxTRESPU", "MaxTRESPA", "GrpTRES")
@@ -90,9 +90,9 @@ def associations(site: Site, partition: str, account: str | None) -> list[Row]:
     There may be several, because accounting does not report which one is the default.
     """
     chosen: dict[str, Row] = {}
-    for row in site.associations or ():
+    for row in site.own_associations:
         limited_to = row.get("Partition", "")
-        if not row.get("User") or account not in (None, row["Account"]) or limited_to not in ("", partition):
+        if account not in (None, row["Account"]) or limited_to not in ("", partition):
             continue
         if limited_to or row["Account"] not in chosen:
             chosen[row["Account"]] = row
@@ -101,7 +101,7 @@ def associations(site: Site, partition: str, account: str | None) -> list[Row]:
 
 def default_qos(association: Row) -> str:
     """Return the QOS of a job that requests none."""
-    allowed = [name for name in association.get("QOS", "").split(",") if name]
+    allowed = allowed_qos([association])
     return association.get("Def QOS", "") or (allowed[0] if len(allowed) == 1 else "normal")
 
 

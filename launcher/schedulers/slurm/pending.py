@@ -94,8 +94,7 @@ def _partition_limit(word: str, record: JobRecord, site: Site) -> str:
     if word == "PartitionTimeLimit" and record.time_limit is not None and partition.max_time is not None:
         return f" ({_time(record.time_limit)} asked for, {partition.name} allows {_time(partition.max_time)})"
     if word == "PartitionNodeLimit":
-        most = min(partition.max_nodes or partition.node_count, partition.node_count)
-        return f" ({record.node_count or '?'} asked for, {partition.name} gives {most})"
+        return f" ({record.node_count or '?'} asked for, {partition.name} gives {partition.most_nodes})"
     if word in ("PartitionDown", "PartitionInactive"):
         return f" ({partition.name} is {partition.state})"
     return ""

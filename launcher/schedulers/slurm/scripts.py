@@ -68,7 +68,7 @@ _UNFIT = frozenset(
 CHECK_SECONDS = 300
 "Timeout for all nodes to answer the check before the start. A first import from a cold file system is slow."
 
-_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
+MEMORY_OPTIONS = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 
 def batch_values(target: Target) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def batch_values(target: Target) -> dict[str, Any]:
         "check_seconds": CHECK_SECONDS,
         # Nodes that the profile excludes; sbatch accepts one such option.
         "exclude": str(slurm.extra.get("exclude", "")),
-        "gpus": target.gpus_per_node if slurm.gpu_request != "none" else 0,
+        "gpus": target.gpus_per_node if slurm.assigns_gpus else 0,
         "shm_mib": (target.cluster.container.shm or 0) // 2**20,
         # Host paths that the container image and its mounts need.
         "needed_paths": (*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
@@ -203,7 +203,7 @@ def _places(slurm: Slurm) -> Pairs:
 
 def _gpus(slurm: Slurm, gpus: int) -> Iterator[tuple[str, str]]:
     gres = list(slurm.gres)
-    if gpus and slurm.gpu_request != "none":
+    if gpus and slurm.assigns_gpus:
         gpu_text = f"{slurm.gres_type}:{gpus}" if slurm.gres_type else str(gpus)
         if slurm.gpu_request == "gres":
             gres.insert(0, f"gpu:{gpu_text}")
@@ -219,7 +219,7 @@ def _cpus_and_memory(target: Target, slurm: Slurm) -> Iterator[tuple[str, str]]:
     memory = target.job.resources.memory_per_node
     if memory is not None:
         yield "mem", f"{math.ceil(memory / 2**20)}M"
-    elif slurm.exclusive and _MEMORY.isdisjoint(slurm.extra):
+    elif slurm.exclusive and MEMORY_OPTIONS.isdisjoint(slurm.extra):
         # Many sites apply DefMemPerCPU even to a job that has the whole node; 0 asks for all memory.
         yield "mem", "0"
 
@@ -249,7 +249,7 @@ def _problem_of_extra(name: str, target: Target, slurm: Slurm) -> str | None:
         return "clusters: write slurm.clusters, which launcher follows"
     if name in _UNFIT:
         return f"{name}: launcher cannot submit or follow a job with this option"
-    if name in _MEMORY and target.job.resources.memory_per_node is not None:
+    if name in MEMORY_OPTIONS and target.job.resources.memory_per_node is not None:
         return f"{name} and resources.memory_per_node exclude each other"
     return None
 

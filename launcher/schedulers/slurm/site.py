@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.schedulers.login import Answer
@@ -39,6 +39,11 @@ class Partition:
     def time_given(self) -> float | None:
         """Time limit in seconds of a job that requests none."""
         return self.default_time if self.default_time is not None else self.max_time
+
+    @property
+    def most_nodes(self) -> int:
+        """Maximum nodes of a job."""
+        return min(self.max_nodes or self.node_count, self.node_count)
 
     @property
     def qos(self) -> str:
@@ -93,7 +98,16 @@ class Nodes:
         return any(count >= gpus for name, count in self.gpus if name == type_)
 
 
+def node_count(groups: Iterable[Nodes]) -> int:
+    return sum(group.count for group in groups)
+
+
 Row = Mapping[str, str]
+
+
+def allowed_qos(associations: Iterable[Row]) -> list[str]:
+    """Return the QOS that may be used with one of these associations, sorted."""
+    return sorted({name for row in associations for name in row.get("QOS", "").split(",") if name})
 
 
 @dataclass(frozen=True)
@@ -129,9 +143,14 @@ class Site:
         """Whether the site's own plugins may change a job's request when it is submitted."""
         return self.config.get("JobSubmitPlugins", "(null)") not in ("(null)", "", "none")
 
+    @property
+    def own_associations(self) -> list[Row]:
+        """This user's associations, as far as they are known."""
+        return [row for row in self.associations or () if row.get("User")]
+
     def accounts(self) -> list[str]:
         """Return the user's own accounts, as far as they are known."""
-        return sorted({row["Account"] for row in self.associations or () if row.get("User")})
+        return sorted({row["Account"] for row in self.own_associations})
 
     def above(self, account: str) -> Iterator[str]:
         """Yield the account and the accounts above it, as far as they are known."""
