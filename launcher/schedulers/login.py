@@ -57,10 +57,15 @@ def all_or_nothing(script: str) -> bytes:
     return f"{{ :\n{script}\n}}".encode()
 
 
+def last_line(text: str | bytes) -> str:
+    """Return the last line that is not blank, or "" if there is none."""
+    lines = (text if isinstance(text, str) else text.decode(errors="replace")).strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
 def why_failed(done: subprocess.CompletedProcess[bytes]) -> str:
     """Return the last line that a failed command printed on stderr, or else its exit code."""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
+    return last_line(done.stderr) or f"exit code {done.returncode}"
 
 
 class LocalLogin:

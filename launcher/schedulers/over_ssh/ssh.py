@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from launcher.rundir.files import locked
 from launcher.rundir.shared_memory_folders import private_folder
-from launcher.schedulers.login import CutError, LoginError, all_or_nothing
+from launcher.schedulers.login import CutError, LoginError, all_or_nothing, last_line
 from launcher.spec.progress import working
 
 STAYS_OPEN = "1h"
@@ -121,7 +121,7 @@ class SshLogin:
             raise
         reader.join(1.0)  # the background process may keep the pipe open
         if code != 0 or not self._is_open():
-            why = _last_line(b"".join(stderr_lines)) or f"ssh ended with exit code {code}"
+            why = last_line(b"".join(stderr_lines)) or f"ssh ended with exit code {code}"
             hint = "" if terminal else " (there is no terminal on which ssh could ask for a password)"
             raise LoginError(f"cannot log in to {self.name}: {why}{hint}; try `ssh {self.name}` by hand")
 
@@ -135,7 +135,7 @@ def _connection_options(host: str) -> list[str]:
             f"cannot log in to {host}: there is no `ssh` here; install OpenSSH's client"
         ) from None
     if answer.returncode:
-        raise LoginError(f"cannot log in to {host}: {_last_line(answer.stderr.encode())}")
+        raise LoginError(f"cannot log in to {host}: {last_line(answer.stderr)}")
     config = dict(line.partition(" ")[::2] for line in answer.stdout.splitlines())
     options = []
     if config.get("controlpath", "none") == "none":
@@ -184,14 +184,9 @@ def _pass_on(process: subprocess.Popen[bytes], lines: list[bytes], show: bool) -
 
 
 def _broken(host: str, done: subprocess.CompletedProcess[bytes], began: bool) -> LoginError:
-    message = _last_line(done.stderr)
+    message = last_line(done.stderr)
     if began or done.returncode == 255:
         why = f" ({message})" if message else ""
         return CutError(f"the connection to {host} was lost before the answer came{why}")
-    message = message or _last_line(done.stdout) or f"exit code {done.returncode}"
+    message = message or last_line(done.stdout) or f"exit code {done.returncode}"
     return LoginError(f"{host} accepts the login but runs no commands: {message}")
-
-
-def _last_line(data: bytes) -> str:
-    lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import Answer, Login, ask
-from launcher.schedulers.slurm.records import CLEAN
+from launcher.schedulers.slurm.records import CLEAN, array_of
 
 
 def cancel_jobs(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunDir]) -> str:
@@ -20,7 +20,7 @@ def cancel_jobs(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunD
     tasks = {job for job in first if "_" in job}
     commands = {}
     if tasks:
-        arrays = ",".join(sorted({_array(job) for job in tasks}))
+        arrays = ",".join(sorted({array_of(job) for job in tasks}))
         commands["tasks"] = [*CLEAN, "sh", "-c", _TASKS, "sh", arrays, *sorted(tasks)]
     if first - tasks:
         commands["jobs"] = ["scancel", "--state=PENDING", *sorted(first - tasks)]
@@ -49,13 +49,9 @@ set -- $(printf '%s\\n' "$@" - $pending | awk -F_ '
 """
 
 
-def _array(job: str) -> str:
-    return job.partition("_")[0]
-
-
 def _grouped(jobs: Collection[str]) -> Iterator[str]:
     """Yield ids for scancel: jobs, and `123_[4,5]` for the tasks of an array."""
-    for array in sorted({_array(job) for job in jobs}):
+    for array in sorted({array_of(job) for job in jobs}):
         tasks = sorted((job.partition("_")[2] for job in jobs if job.startswith(f"{array}_")), key=int)
         yield f"{array}_[{','.join(tasks)}]" if tasks else array
 

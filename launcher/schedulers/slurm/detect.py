@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.planning.hardware import GpuType, memory_of
-from launcher.schedulers.login import NOT_FOUND, Answer, Login, LoginError, ask
+from launcher.schedulers.login import NOT_FOUND, Answer, Login, LoginError, ask, last_line
 from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import (
     MIB,
@@ -77,8 +77,8 @@ def detect(login: Login, host: str | None = None) -> DetectedSite:
     answers = ask(login, {**questions(), **_questions()})
     controller = answers["partitions"]
     if controller.code != 0:
-        lines = (controller.err or controller.out).strip().splitlines()
-        raise LoginError(_no_slurm(login.name, host, controller.code, lines[-1] if lines else ""))
+        said = last_line(controller.err or controller.out)
+        raise LoginError(_no_slurm(login.name, host, controller.code, said))
     return parse_answers(answers, host)
 
 

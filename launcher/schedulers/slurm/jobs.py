@@ -13,6 +13,7 @@ from typing import TypeVar
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.login import NOT_FOUND, Login, LoginError, ask
+from launcher.schedulers.slurm.records import array_of
 from launcher.spec.events import Requeued, SlurmJob, Submitted, Submitting, latest
 
 PATIENCE_SECONDS = 20.0
@@ -245,7 +246,7 @@ def begun(run: RunDir) -> bool:
 def jobs_of(run: RunDir) -> set[str]:
     """Return every job that the run's records name; for an array task, the id of its array."""
     handles = (event.handle or "" for event in run.read_events())
-    return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
+    return {array_of(handle.rpartition(":")[2]) for handle in handles} - {""}
 
 
 def last_error(message: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
-from launcher.schedulers.login import NOT_FOUND, Answer
+from launcher.schedulers.login import NOT_FOUND, Answer, last_line
 
 RUNAWAY = "RUNAWAY"
 "Slurm's word for a job that is alive in accounting but unknown to the controller."
@@ -80,7 +80,7 @@ class Records:
         A task cancelled while it waits has no record as long as other tasks of its array wait (22.05).
         """
         array, of_array, _ = job.partition("_")
-        knows = any(other.partition("_")[0] == array for other in self.jobs)
+        knows = any(array_of(other) == array for other in self.jobs)
         return bool(of_array) and knows and not self.trouble and self.get(job) is None
 
     @property
@@ -142,7 +142,7 @@ def look_up(run_commands: RunCommands, ids: Sequence[str], stopped: Collection[s
 
 def queue_query(ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the query to the controller. For many jobs it names whole arrays, which keeps it short."""
-    return {"squeue": _squeue(ids if len(ids) <= _FEW else [_array(id_) for id_ in ids])}
+    return {"squeue": _squeue(ids if len(ids) <= _FEW else [array_of(id_) for id_ in ids])}
 
 
 def further_queries(
@@ -157,7 +157,7 @@ def further_queries(
         return {}
     few = len(lost) + len(failed) <= _FEW
     # A task that was cancelled before it began is recorded only with its array.
-    ids_to_query = [*(_array(id_) for id_ in lost), *(failed if few else map(_array, failed))]
+    ids_to_query = [*(array_of(id_) for id_ in lost), *(failed if few else map(array_of, failed))]
     commands = {
         "sacct": [
             *("sh", "-c", 'exec "$@" ${SLURM_CLUSTERS:+"--clusters=$SLURM_CLUSTERS"}', "sh"),
@@ -165,7 +165,7 @@ def further_queries(
             *(f"--jobs={_listed(ids_to_query)}", f"--format={_SACCT_FORMAT}"),
         ]
     }
-    arrays = [_array(id_) for id_ in lost if "_" in id_]
+    arrays = [array_of(id_) for id_ in lost if "_" in id_]
     if (
         arrays and len(ids) <= _FEW and not known.controller
     ):  # for more jobs, whole arrays were queried already
@@ -184,7 +184,8 @@ def _listed(ids: Sequence[str]) -> str:
     return ",".join(dict.fromkeys(ids))
 
 
-def _array(job: str) -> str:
+def array_of(job: str) -> str:
+    """Return the id of the array that `job` is a task of, or `job` itself."""
     return job.partition("_")[0]
 
 
@@ -253,7 +254,7 @@ def controller_trouble(answer: Answer) -> str:
     """Return why a command to slurmctld failed."""
     if answer.code == NOT_FOUND:
         return "there are no Slurm commands here"
-    return f"Slurm's controller does not answer: {_last_line(answer)}"
+    return f"Slurm's controller does not answer: {_why(answer)}"
 
 
 def accounting_trouble(answer: Answer) -> str:
@@ -262,12 +263,11 @@ def accounting_trouble(answer: Answer) -> str:
         return NO_ACCOUNTING
     if answer.code in _TIMED_OUT:
         return f"Slurm's accounting gave no answer within {ACCOUNTING_SECONDS} s"
-    return f"Slurm's accounting does not answer: {_last_line(answer)}"
+    return f"Slurm's accounting does not answer: {_why(answer)}"
 
 
-def _last_line(answer: Answer) -> str:
-    lines = (answer.err or answer.out).strip().splitlines()
-    return lines[-1] if lines else f"exit code {answer.code}"
+def _why(answer: Answer) -> str:
+    return last_line(answer.err or answer.out) or f"exit code {answer.code}"
 
 
 def _parse_squeue(line: str) -> JobRecord | None:

@@ -25,6 +25,7 @@ from launcher.schedulers.slurm.jobs import (
     submission_of,
     submit,
 )
+from launcher.schedulers.slurm.records import array_of
 from launcher.schedulers.slurm.sweep import folder_text
 from launcher.schedulers.store import Store
 from launcher.spec.events import Refused, Submitting
@@ -97,7 +98,7 @@ class Submission:
         assert sweep.script is not None
         self._record_request()
         executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)
-        return str(executor.submit_array(started)[0].job_id).partition("_")[0]
+        return array_of(str(executor.submit_array(started)[0].job_id))
 
     def _as_text(self, store: Store) -> str:
         """Send new code, then run directories, job and events in one round trip."""
