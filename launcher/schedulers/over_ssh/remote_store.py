@@ -10,7 +10,6 @@ from shlex import quote
 from typing import TypeVar
 
 from launcher.rundir.files import replace_text
-from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, Request, SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, private_folder, write_copy
@@ -41,19 +40,20 @@ class RemoteStore(Mirrored, Store):
     """
 
     remote = True
+    login: SshLogin
 
     def __init__(
-        self, ssh: SshLogin, remote_root: str, codes: dict[str, snapshot.Snapshot] | None = None
+        self, login: SshLogin, remote_root: str, codes: dict[str, snapshot.Snapshot] | None = None
     ) -> None:
-        super().__init__(ssh, copies_folder(ssh.name, remote_root), remote_root)
-        self.ssh, self.wanted = ssh, Wanted()
+        super().__init__(login, copies_folder(login.name, remote_root), remote_root)
+        self.wanted = Wanted()
         self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
         "(when to query again, last status)."
 
     def place(self, request: Request) -> Place:
         """Take a snapshot of the working directory. Raises SchedulerError, OSError."""
-        code = snapshot.of_request(request, leave_out=[default_root().resolve()])
+        code = snapshot.of_request(request)
         self._codes[code.digest] = code
         workdir = snapshot.place(self.remote_root, code.digest)
         return Place(f"{self.remote_root}/{request.run_id}", workdir, code.notes)
@@ -101,7 +101,7 @@ class RemoteStore(Mirrored, Store):
 
     def remove(self, runs: Sequence[RunDir], then: str = "") -> None:
         folders = " ".join(quote(f"{self.remote_root}/{run.id}") for run in runs)
-        done = self.ssh.run(f"rm -rf {folders} || exit\n{then}", timeout=600)
+        done = self.login.run(f"rm -rf {folders} || exit\n{then}", timeout=600)
         if done.returncode:
             raise SchedulerError(f"{self.name}: {done.stderr.decode(errors='replace').strip()}")
 
@@ -164,7 +164,7 @@ class RemoteStore(Mirrored, Store):
     def _send_code(self, code: snapshot.Snapshot) -> None:
         sent = [digest for digest in self._sent_digests() if digest != code.digest]
         try:
-            snapshot.send(code, self.ssh, self.remote_root, before=sent[-1] if sent else None)
+            snapshot.send(code, self.login, self.remote_root, before=sent[-1] if sent else None)
         except SchedulerError as error:
             raise NotSentError(str(error)) from None
         replace_text(private_folder(self.local_root) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from launcher.rundir.find import default_root
 from launcher.schedulers.base import Request
 from launcher.schedulers.login import Login
 from launcher.schedulers.over_ssh import rsh
@@ -71,8 +72,8 @@ class Snapshot:
         return sum(entry.size for entry in self.entries)
 
 
-def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
-    """Return the code of a job as it is now. Raises SchedulerError, OSError."""
+def of_request(request: Request) -> Snapshot:
+    """Return the code of a job as it is now, without the runs in it. Raises SchedulerError, OSError."""
     workdir = request.existing_workdir()
     secret = [
         Path(os.path.expanduser(item.file))  # noqa: PTH111 (Path's raises if there is no home directory)
@@ -80,7 +81,7 @@ def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
         if item.file is not None
     ]
     with working(f"reading the job's code in {workdir}"):
-        return take(workdir, leave_out, request.job.send, secret)
+        return take(workdir, [default_root().resolve()], request.job.send, secret)
 
 
 def take(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.planning.cost import hours_of
 from launcher.render.values import PodCode
-from launcher.rundir.find import default_root
 from launcher.rundir.time import stamp
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
@@ -143,7 +142,7 @@ def _host_memory(job: Job, plan: Plan) -> int | None:
 
 def prepare(request: Request) -> PodPrepared:
     """Render the run for each GPU type of the request. Raises RenderError, SchedulerError, OSError."""
-    code = _code(request)
+    code = snapshot.of_request(request) if brings_code(request.job) else None
     by_gpu = [_prepare_for_gpu(each, code) for each in (request, *request.others)]
     _refuse(by_gpu[0])
     notes = code.notes if code is not None else ()
@@ -183,12 +182,6 @@ def offer_lines(market: Market, budget: float | None) -> tuple[str, ...]:
     if len(market.left_out) > SHOWN:
         lines.append(f"and {len(market.left_out) - SHOWN} more that launcher does not rent")
     return tuple(lines)
-
-
-def _code(request: Request) -> snapshot.Snapshot | None:
-    if not brings_code(request.job):
-        return None
-    return snapshot.of_request(request, leave_out=[default_root().resolve()])
 
 
 def _prepare_for_gpu(request: Request, code: snapshot.Snapshot | None) -> PodPrepared:

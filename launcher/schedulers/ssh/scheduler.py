@@ -133,7 +133,7 @@ class SshHosts(OneByOne):
                 "another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
                 "run has ended"
             )
-        hosts = [self._store_on(host).ssh for host in self.hosts]
+        hosts = [self._store_on(host).login for host in self.hosts]
         largest = max((prepared.about for prepared in sweep.runs), key=lambda about: about.gpus_per_node)
         at_once = largest.sweep.at_once if largest.sweep is not None else None
         chosen, notes = distribute(hosts, largest, self.remote_root, len(sweep.runs), at_once)
@@ -171,7 +171,7 @@ class SshHosts(OneByOne):
                 moved, places = move
                 if capacity is None:
                     capacity = runs_that_fit(
-                        self._store_on(host).ssh, moved[0].run.read_about(), self.remote_root
+                        self._store_on(host).login, moved[0].run.read_about(), self.remote_root
                     )
                 if capacity < 1:
                     break
@@ -193,7 +193,7 @@ class SshHosts(OneByOne):
         assert sweep is not None  # a run of its own does not move
         self._relay_code(run, old_host, host)
         request = {"do": "withdraw", "run_dir": f"{self.remote_root}/{run.id}"}
-        if not ask_host(self._store_on(old_host).ssh, python_of(about), request)["withdrawn"]:
+        if not ask_host(self._store_on(old_host).login, python_of(about), request)["withdrawn"]:
             return False
         at_once = None if sweep.at_once is None else int(places)
         try:
@@ -207,8 +207,8 @@ class SshHosts(OneByOne):
         """Copy the run's code to a host that may not have it. Raises SchedulerError."""
         relay(
             run.read_about().code_digest,
-            self._store_on(old_host).ssh,
-            self._store_on(host).ssh,
+            self._store_on(old_host).login,
+            self._store_on(host).login,
             self.remote_root,
         )
 
@@ -217,7 +217,7 @@ class SshHosts(OneByOne):
         replace_json(run.run, about.as_json())
         replace_json(run.state, {"state": "submitted", "time": now()})
         forget(run)
-        login = self._store_on(hosts_of(about)[0]).ssh
+        login = self._store_on(hosts_of(about)[0]).login
         self._start(run, Chosen((login,), Rendezvous(None, FIRST_PORT), ()), "resubmitted")
 
     def submit(self, prepared: Prepared) -> RunDir:
@@ -304,7 +304,7 @@ class SshHosts(OneByOne):
     def _interrupt(self, run: RunDir) -> str:
         """Interrupt the run's supervisor. Return why that is not possible, or ""."""
         request = {"do": "interrupt", "run_dir": f"{self.remote_root}/{run.id}"}
-        answer = ask_host(self._store_of(run).ssh, python_of(run.read_about()), request)
+        answer = ask_host(self._store_of(run).login, python_of(run.read_about()), request)
         return "" if answer["interrupted"] else "its supervisor cannot be interrupted"
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
@@ -326,7 +326,7 @@ class SshHosts(OneByOne):
                 store.remove(stored, leftovers)
             else:
                 with suppress(LoginError):
-                    store.ssh.run(leftovers)
+                    store.login.run(leftovers)
         for run in runs:
             remove_here(run)
 
@@ -365,8 +365,8 @@ class SshHosts(OneByOne):
         return store if store.local_root == run.path.parent else self._store_on(host, run.path.parent)
 
     def _choose(self, required: Sequence[str], about: RunRecord) -> Chosen:
-        others = [self._store_on(host).ssh for host in self.hosts if host not in required]
-        return choose([self._store_on(host).ssh for host in required], others, about, self.remote_root)
+        others = [self._store_on(host).login for host in self.hosts if host not in required]
+        return choose([self._store_on(host).login for host in required], others, about, self.remote_root)
 
     def _start(self, run: RunDir, chosen: Chosen, event: str) -> None:
         """Start the supervisors.

@@ -73,9 +73,9 @@ class Start:
             "secrets": local_secrets(about),
             "token": self.token,
         }
-        return ask_host(store if rank == 0 else store.ssh, python, request, timeout=START_SECONDS)
+        return ask_host(store if rank == 0 else store.login, python, request, timeout=START_SECONDS)
 
     def _stop(self, rank: int) -> dict[str, Any]:
         store = self.stores[rank]
         request = {"do": "stop", "run_dir": store.path(self.run, self.run.path), "rank": rank}
-        return ask_host(store.ssh, python_of(self.run.read_about()), request)
+        return ask_host(store.login, python_of(self.run.read_about()), request)
