@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import secrets as tokens
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,13 @@ DEFAULT_PYTHON = "python3"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the supervisors of one start meet. A single supervisor needs no address."""
+    """Where the supervisors of several nodes meet."""
 
-    address: str | None
+    address: str
     port: int
 
     def options(self, rank: int, nodes: int) -> tuple[str, ...]:
-        if self.address is None:
-            return ()
+        """Return the supervisor's options on one of the nodes."""
         args = {"--nodes": nodes, "--node-rank": rank, "--rendezvous": self.address, "--port-base": self.port}
         return tuple(str(part) for pair in args.items() for part in pair)
 
@@ -37,8 +35,9 @@ class Chosen:
     """The chosen hosts, with node 0's host first."""
 
     hosts: tuple[SshLogin, ...]
-    rendezvous: Rendezvous
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    rendezvous: Rendezvous | None = None
+    "None for a single supervisor."
     separate_folders: bool = False
     "Whether the hosts share no folder, so that each has its own run directory."
     places: int | None = None
@@ -72,14 +71,15 @@ def choose(
         raise HostError(f"{head}\n{reasons}" if len(hosts) > nodes else reasons)
     taken = usable[:nodes]
     chosen = tuple(hosts[rank] for rank in taken)
-    first = facts[taken[0]]
-    address, separate_folders = _meet(chosen, about, remote_root, first) if nodes > 1 else (None, False)
+    rendezvous, separate_folders = None, False
+    if nodes > 1:
+        rendezvous, separate_folders = _meet(chosen, about, remote_root, facts[taken[0]])
     notes = [warning for rank in taken for warning in findings[rank].warnings]
     if len(hosts) > nodes:
         notes.insert(
             0, _choice_note(chosen, [finding for finding in findings[: taken[-1]] if finding.refusals])
         )
-    return Chosen(chosen, Rendezvous(address, first["port"]), tuple(notes), separate_folders)
+    return Chosen(chosen, tuple(notes), rendezvous, separate_folders)
 
 
 def distribute(
@@ -98,10 +98,10 @@ def distribute(
     seats = assign_seats(
         [len(facts[rank]["gpus"]) // need if need else 1 for rank in usable], at_once or tasks
     )
-    chosen = []
-    for seat, rank in enumerate(usable):
-        places = seats.count(seat) if at_once is not None else None
-        chosen.append(Chosen((hosts[rank],), Rendezvous(None, facts[rank]["port"]), (), places=places))
+    chosen = [
+        Chosen((hosts[rank],), places=seats.count(seat) if at_once is not None else None)
+        for seat, rank in enumerate(usable)
+    ]
     per_task = [seats[task % len(seats)] for task in range(tasks)]
     counts = ", ".join(
         f"{per_task.count(seat)} on {hosts[rank].name}"
@@ -145,7 +145,6 @@ def _inspect(
         "do": "look",
         "runs": remote_root,
         "gpus": need.gpus,
-        "port": random.randint(61000, 65000),
         "secrets": [secret.model_dump() for secret in secrets if secret.name not in local_values],
     }
     facts: list[Mapping[str, Any]] = []
@@ -167,8 +166,8 @@ def _choice_note(chosen: Sequence[SshLogin], skipped: Sequence[Findings]) -> str
 
 def _meet(
     hosts: Sequence[SshLogin], about: RunRecord, remote_root: str, first: Mapping[str, Any]
-) -> tuple[str, bool]:
-    """Return the address of the first host, and whether the hosts share no folder. Raises HostError."""
+) -> tuple[Rendezvous, bool]:
+    """Return where the hosts reach the first one, and whether they share no folder. Raises HostError."""
     request = {
         "do": "meet",
         "token": tokens.token_hex(16),
@@ -183,7 +182,8 @@ def _meet(
 
     visits = results_or_raise(in_parallel(visit, range(len(hosts))))[1:]
     names = [host.name for host in hosts]
-    return rendezvous_address(names, first, visits), separate_folders(names, visits, remote_root)
+    address = rendezvous_address(names, first, visits)
+    return Rendezvous(address, first["port"]), separate_folders(names, visits, remote_root)
 
 
 def python_of(about: RunRecord) -> str:

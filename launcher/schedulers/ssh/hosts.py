@@ -17,6 +17,7 @@ _PACKAGE = Path(__file__).parents[2]
 _MODULES = (
     "rundir.time",
     "rundir.versions",
+    "supervise.ports",
     "supervise.secrets",
     "supervise.gpus",
     "supervise.start",

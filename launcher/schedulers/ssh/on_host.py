@@ -26,12 +26,11 @@ from launcher.rundir.time import now
 from launcher.rundir.versions import DISTRIBUTION, version_of
 from launcher.schedulers.ssh.reachability import meet
 from launcher.supervise.gpus import GpusError, claim, installed, survey, user
+from launcher.supervise.ports import free_port
 from launcher.supervise.secrets import SecretError, read_secret
 from launcher.supervise.start import NotStartedError, held, lock_path, start_supervisor, state_of
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
-FIRST_PORT, LAST_PORT = 61000, 65535
-"Above Linux's ephemeral ports. The supervisor counts up from its first port, one per attempt."
 START_SECONDS = 90.0
 "Timeout for the supervisor to take its lock. A first import from a cold or remote disk is slow."
 END_SECONDS = 30.0
@@ -62,7 +61,7 @@ def look(request: Request) -> dict[str, Any]:
         "gpus_trouble": trouble,
         "secrets": list(filter(None, map(_why_not_here, request["secrets"]))),
         "addresses": _addresses(),
-        "port": _free_port(request["port"]),
+        "port": free_port(),
         "ends_at_logout": _ends_at_logout(),
     }
 
@@ -107,17 +106,6 @@ def _addresses() -> list[str]:
         return sorted(addresses, key=lambda address: ":" in address)
     addresses = socket.gethostbyname_ex(socket.gethostname())[2]
     return [address for address in addresses if not address.startswith("127.")]
-
-
-def _free_port(wanted: int) -> int:
-    for port in (*range(wanted, LAST_PORT + 1), *range(FIRST_PORT, wanted)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        return int(port)
-    raise RefusedError(f"no port from {FIRST_PORT} to {LAST_PORT} is free")
 
 
 def _ends_at_logout() -> bool:
@@ -282,5 +270,5 @@ def main() -> None:
         answer = {"refused": str(error)}
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        answer = {"refused": f"{where}{error.strerror}"}
+        answer = {"refused": f"{where}{error.strerror or error}"}
     print(json.dumps(answer))

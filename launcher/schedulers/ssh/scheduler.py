@@ -32,7 +32,6 @@ from launcher.schedulers.rundir import in_force, status_of, writing
 from launcher.schedulers.ssh.choose import (
     DEFAULT_PYTHON,
     Chosen,
-    Rendezvous,
     choose,
     distribute,
     hosts_of,
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SPREAD = "launcher.schedulers.ssh.spread"
-FIRST_PORT = 61000
-"Port of a single supervisor, which needs no rendezvous."
 
 
 class SshHosts(OneByOne):
@@ -218,7 +215,7 @@ class SshHosts(OneByOne):
         replace_json(run.state, {"state": "submitted", "time": now()})
         forget(run)
         login = self._store_on(hosts_of(about)[0]).login
-        self._start(run, Chosen((login,), Rendezvous(None, FIRST_PORT), ()), "resubmitted")
+        self._start(run, Chosen((login,)), "resubmitted")
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Submit the run. Raises SchedulerError. If nothing was started, nothing is left over."""

@@ -56,7 +56,7 @@ class Start:
 
     def _start(self, rank: int, gpus: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
         """Start one supervisor. `gpus` maps the other hosts to their GPUs."""
-        about, store = self.run.read_about(), self.stores[rank]
+        about, store, rendezvous = self.run.read_about(), self.stores[rank], self.chosen.rendezvous
         run_dir, python = store.path(self.run, self.run.path), python_of(about)
         command = [python, "-m", "launcher.supervise", run_dir]
         event = {"event": self.event, "handle": self.handle, "command": command}
@@ -67,7 +67,7 @@ class Start:
             "host": store.name,
             # The supervisor of a sweep's run waits for GPUs by itself.
             "gpus": about.gpus_per_node if about.sweep is None else 0,
-            "place": self.chosen.rendezvous.options(rank, len(self.stores)),
+            "place": rendezvous.options(rank, len(self.stores)) if rendezvous is not None else (),
             "event": event if rank == 0 else None,
             "others_gpus": gpus,
             "secrets": local_secrets(about),

@@ -21,7 +21,7 @@ from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh import on_host
 from launcher.schedulers.ssh.checks import Need, problems, rendezvous_address, separate_folders
-from launcher.schedulers.ssh.choose import Chosen, Rendezvous
+from launcher.schedulers.ssh.choose import Chosen
 from launcher.schedulers.ssh.hosts import HostError, ask_host
 from launcher.schedulers.ssh.scheduler import SshHosts
 from launcher.supervise.secrets import LONGEST
@@ -174,7 +174,7 @@ def here(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> Laptop:
 
 def test_two_hosts_meet_by_a_real_port_and_a_real_folder(here: Laptop) -> None:
     first, second = map(SshLogin, NAMES)
-    look = {"do": "look", "runs": str(here.runs), "gpus": 0, "port": 61200, "secrets": []}
+    look = {"do": "look", "runs": str(here.runs), "gpus": 0, "secrets": []}
     seen = ask_host(first, sys.executable, look)
     addresses = ["127.0.0.9", "192.0.2.77"]  # the loopback device listens everywhere; nobody is at the other
     told = {"do": "meet", "token": "t" * 32, "runs": str(here.runs), "port": seen["port"], "others": 1}
@@ -246,7 +246,7 @@ def test_a_start_without_an_answer_is_unclear_and_no_refusal(
     run = RunDir(tmp_path / "tiny-1")
     run.path.mkdir()
     run.run.write_text(json.dumps({"hosts": ["tensor01"]}))
-    chosen = Chosen((SshLogin("tensor01"),), Rendezvous(None, 61000), ())
+    chosen = Chosen((SshLogin("tensor01"),))
     with pytest.raises(UnclearError, match=r"was lost .*; the run may or may not have started") as caught:
         SshHosts(("tensor01",), "/data/runs")._start(run, chosen, "submitted")
     assert _exit_code(caught.value) == 5
@@ -298,7 +298,7 @@ def test_a_secret_in_a_hosts_environment_that_no_process_can_receive_is_named(
 ) -> None:
     monkeypatch.setenv("TOKEN", "x" * LONGEST)
     secrets = [{"name": "TOKEN"}, {"name": "OTHER", "env": "NO_SUCH_VARIABLE"}, {"name": "HOME"}]
-    found = on_host.look({"gpus": 0, "runs": str(tmp_path), "port": 61000, "secrets": secrets})["secrets"]
+    found = on_host.look({"gpus": 0, "runs": str(tmp_path), "secrets": secrets})["secrets"]
     assert [why.partition(" (")[0].partition(": a variable")[0] for why in found] == [
         "TOKEN: the environment variable TOKEN is too large",
         "OTHER: the environment variable NO_SUCH_VARIABLE is not set",
