@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from launcher.spec.records import RunRecord
@@ -52,14 +52,11 @@ class Expected:
     "Bytes."
     memory: int | None = None
     "Host memory in bytes."
-    cpus: int | None = None
     shm: int | None = None
     "Size of /dev/shm in bytes."
     inter_node: float | None = None
     "Bandwidth of a node's network in bytes/s."
     interface: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    "`network.env` of the profile."
     nvme_dir: str | None = None
     command: bool = False
     "Whether the job is a user's command, which may not use torch."
@@ -79,11 +76,9 @@ class Expected:
             gpu_type=cluster.node.gpu.type,
             gpu_memory=cluster.node.gpu.memory,
             memory=job.resources.memory_per_node or cluster.node.memory,
-            cpus=job.resources.cpus_per_node,
             shm=cluster.container.shm,
             inter_node=cluster.network.inter_node,
             interface=cluster.network.interface,
-            env=cluster.network.env or {},
             command=job.command is not None,
             shared=not about.apart,
             job=needs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.doctor.checks.row import Check
+from launcher.doctor.checks.row import Check, must_be
 from launcher.doctor.values import Expected, Measured, Opinion
 from launcher.spec.quantities import GIB, format_bytes
 
@@ -43,54 +43,34 @@ def write(measured: Measured, expected: Expected) -> Opinion:
     )
 
 
-def rename(measured: Measured, expected: Expected) -> Opinion:
-    if measured.value == "replaces":
-        return Opinion("good", "replaces")
-    return Opinion(
-        "broken",
-        "replaces",
-        "A rename does not replace the file of that name, so that records cannot be updated.",
-        "Set paths.runs to a POSIX file system.",
-    )
-
-
-def flock(measured: Measured, expected: Expected) -> Opinion:
-    if measured.value == "excludes":
-        return Opinion("good", "excludes")
-    return Opinion(
-        "poor",
-        "excludes",
-        "File locks (flock) do not work here. launcher then learns up to three minutes late that a "
-        "supervisor has died, and two supervisors of one run do not notice each other.",
-        "Mount NFS without `nolock` (NFS 4, or rpc.statd for NFS 3) and Lustre with `flock`, or set "
-        "paths.runs to another folder.",
-    )
-
-
-def same_files(measured: Measured, expected: Expected) -> Opinion:
-    if measured.value == "seen":
-        return Opinion("good", "seen")
-    return Opinion(
-        "broken",
-        "seen",
-        "A node does not see the files that another one writes there: it has another folder of that name, or "
-        "an old copy. Checkpoints of several nodes are then incomplete.",
-        "Mount the same file system on every node, and set paths.runs to a folder in it.",
-    )
-
-
-def shared_locks(measured: Measured, expected: Expected) -> Opinion:
-    if measured.value == "excludes":
-        return Opinion("good", "excludes")
-    return Opinion(
-        "poor",
-        "excludes",
-        "A file lock (flock) of one node is not seen on another one. launcher then learns up to three "
-        "minutes late that a supervisor has died.",
-        "Mount NFS without `nolock` or `local_lock`, and Lustre with `flock` instead of `localflock`.",
-    )
-
-
+_NO_REPLACE = Opinion(
+    "broken",
+    "replaces",
+    "A rename does not replace the file of that name, so that records cannot be updated.",
+    "Set paths.runs to a POSIX file system.",
+)
+_NO_LOCKS = Opinion(
+    "poor",
+    "excludes",
+    "File locks (flock) do not work here. launcher then learns up to three minutes late that a "
+    "supervisor has died, and two supervisors of one run do not notice each other.",
+    "Mount NFS without `nolock` (NFS 4, or rpc.statd for NFS 3) and Lustre with `flock`, or set "
+    "paths.runs to another folder.",
+)
+_OTHER_FILES = Opinion(
+    "broken",
+    "seen",
+    "A node does not see the files that another one writes there: it has another folder of that name, or "
+    "an old copy. Checkpoints of several nodes are then incomplete.",
+    "Mount the same file system on every node, and set paths.runs to a folder in it.",
+)
+_NO_SHARED_LOCKS = Opinion(
+    "poor",
+    "excludes",
+    "A file lock (flock) of one node is not seen on another one. launcher then learns up to three "
+    "minutes late that a supervisor has died.",
+    "Mount NFS without `nolock` or `local_lock`, and Lustre with `flock` instead of `localflock`.",
+)
 _UNWRITABLE = Opinion(
     "broken",
     "writable",
@@ -115,19 +95,15 @@ ROWS = (
     Check("inodes", "free inodes", "node", inodes, lambda value: f"{value:,}"),
     Check("write", "write and sync", "node", write, _speed, unmeasured=_UNWRITABLE),
     Check("read", "read", "node", write, _speed, unmeasured=_UNWRITABLE),
-    Check("rename", "rename", "node", rename, unmeasured=_UNWRITABLE),
+    Check("rename", "rename", "node", must_be("replaces", _NO_REPLACE), unmeasured=_UNWRITABLE),
     Check(
         "workdir", "working directory", "node", alike="broken",
         alike_cure="Put the job's code where every node sees the same files.",
     ),
-    Check("same-files", "files of other nodes", "network", same_files, of_node=False),
+    Check("same-files", "files of other nodes", "network", must_be("seen", _OTHER_FILES), of_node=False),
     Check(
-        "shared-locks",
-        "file locks of other nodes",
-        "network",
-        shared_locks,
-        of_node=False,
-        unmeasured=shared_locks(Measured("", 0, ""), Expected()),
+        "shared-locks", "file locks of other nodes", "network", must_be("excludes", _NO_SHARED_LOCKS),
+        of_node=False, unmeasured=_NO_SHARED_LOCKS,
     ),
-    Check("flock", "file locks", "node", flock, unmeasured=flock(Measured("", 0, ""), Expected())),
+    Check("flock", "file locks", "node", must_be("excludes", _NO_LOCKS), unmeasured=_NO_LOCKS),
 )  # fmt: skip

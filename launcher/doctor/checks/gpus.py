@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.doctor.checks.host import version
-from launcher.doctor.checks.row import Check
+from launcher.doctor.checks.row import Check, must_be
 from launcher.doctor.values import Expected, Measured, Opinion
 from launcher.planning.hardware import gpu_type_of
 from launcher.spec.quantities import format_bytes
@@ -58,15 +58,6 @@ def used(measured: Measured, expected: Expected) -> Opinion:
     return Opinion("broken", wanted, cause, "End the process; `nvidia-smi` shows its pid.")
 
 
-def none_expected(cause: str, cure: str, verdict: Any = "broken") -> Any:
-    """Return a judge of a number that must be 0."""
-
-    def judge(measured: Measured, expected: Expected) -> Opinion:
-        return Opinion("good", "0") if not measured.value else Opinion(verdict, "0", cause, cure)
-
-    return judge
-
-
 def throttle(measured: Measured, expected: Expected) -> Opinion:
     if not set(measured.value) & set(SLOWDOWNS):
         return Opinion("good", "no slowdown")
@@ -96,13 +87,6 @@ def driver(measured: Measured, expected: Expected) -> Opinion:
         "The driver is too old for the CUDA version that torch was built for.",
         f"Install a torch built for CUDA {measured.value['cuda']} or older, or a newer driver.",
     )
-
-
-def p2p(measured: Measured, expected: Expected) -> Opinion:
-    if measured.value == "ok":
-        return Opinion("good", "ok")
-    cause = "These GPUs cannot read each other's memory: NCCL copies through the host."
-    return Opinion("poor", "ok", cause, "Disable ACS in the BIOS and IOMMU translation on bare metal.")
 
 
 def gdr(measured: Measured, expected: Expected) -> Opinion:
@@ -157,34 +141,41 @@ ROWS = (
     ),
     Check(
         "gpu-ecc", "uncorrected ECC errors", "node",
-        none_expected(
-            "The GPU's memory returned wrong values since the driver was loaded.",
+        must_be(0, Opinion(
+            "broken", "0", "The GPU's memory returned wrong values since the driver was loaded.",
             "Reset the GPU or reboot the node; replace the GPU if they come again.",
-        ),
+        )),
     ),
     Check(
         "gpu-rows", "memory rows to remap", "node",
-        none_expected(
-            "Faulty rows of the GPU's memory are waiting to be replaced, or cannot be.",
+        must_be(0, Opinion(
+            "broken", "0", "Faulty rows of the GPU's memory are waiting to be replaced, or cannot be.",
             "Reset the GPU or reboot the node; replace the GPU if it stays.",
-        ),
+        )),
     ),
     Check(
         "gpu-xid", "Xid errors since boot", "node",
-        none_expected(
-            "The driver reported errors of this GPU.",
-            "Look them up in NVIDIA's list of Xid errors: `dmesg | grep -i xid`.", "poor",
-        ),
+        must_be(0, Opinion(
+            "poor", "0", "The driver reported errors of this GPU.",
+            "Look them up in NVIDIA's list of Xid errors: `dmesg | grep -i xid`.",
+        )),
     ),
     Check("gpu-clocks", "lower clocks", "node", throttle, lambda v: ", ".join(v) or "none"),
     Check("gpu-mig", "MIG", "node", mig, lambda v: "on" if v else "off", fixed=True),
     Check(
         "gpu-nvlink", "inactive NVLinks", "node",
-        none_expected(
-            "Links between the GPUs are down.", "Restart nvidia-fabricmanager; check the bridges.", "poor"
-        ),
+        must_be(0, Opinion(
+            "poor", "0", "Links between the GPUs are down.",
+            "Restart nvidia-fabricmanager; check the bridges.",
+        )),
     ),
-    Check("gpu-p2p", "GPU to GPU", "node", p2p),
+    Check(
+        "gpu-p2p", "GPU to GPU", "node",
+        must_be("ok", Opinion(
+            "poor", "ok", "These GPUs cannot read each other's memory: NCCL copies through the host.",
+            "Disable ACS in the BIOS and IOMMU translation on bare metal.",
+        )),
+    ),
     Check("gdr", "GPUDirect RDMA", "node", gdr, _support),
     Check(
         "gdr-adapters", "adapters", "node", gdr_adapters,

@@ -13,6 +13,15 @@ def good(_measured: Measured, _expected: Expected) -> Opinion:
     return Opinion("good")
 
 
+def must_be(wanted: object, otherwise: Opinion) -> Callable[[Measured, Expected], Opinion]:
+    """Return a judge of a value that must equal `wanted`."""
+
+    def judge(measured: Measured, _expected: Expected) -> Opinion:
+        return Opinion("good", otherwise.expected) if measured.value == wanted else otherwise
+
+    return judge
+
+
 ONE_KIND = "Ask for nodes of one kind (a partition or constraint), or write a profile for each kind."
 "Cure if the nodes' hardware differs."
 
