@@ -76,14 +76,16 @@ class Cloud:
     def add_volume(self, volume: Volume) -> Volume:
         self.volume_folder(volume.id).mkdir(parents=True, exist_ok=True)
         self.volumes[volume.id] = volume
-        records = [vars(one) for one in self.volumes.values()]
-        _write(self.folder / "volumes.json", json.dumps(records))
+        self._save_volumes()
         return volume
 
     def remove_volume(self, id: str) -> None:
         del self.volumes[id]
         shutil.rmtree(self.volume_folder(id))
-        _write(self.folder / "volumes.json", json.dumps([vars(volume) for volume in self.volumes.values()]))
+        self._save_volumes()
+
+    def _save_volumes(self) -> None:
+        _write(self.folder / "volumes.json", [vars(volume) for volume in self.volumes.values()])
 
     def _load_volumes(self) -> None:
         file = self.folder / "volumes.json"
@@ -209,10 +211,10 @@ class Cloud:
         pod.status = status
         self.save()
 
-    async def _halt(self, pod: Pod, grace: float) -> None:
+    async def _halt(self, pod: Pod, grace: float | None) -> None:
         """End all processes of a pod and its charge."""
         self._halting.add(pod.id)
-        await self._containers[pod.id].stop(grace)
+        await self._containers[pod.id].stop(self.pace.grace if grace is None else grace)
         task = self._tasks.pop(pod.id, None)
         if task is not None:
             task.cancel()
@@ -224,7 +226,7 @@ class Cloud:
 
     async def stop(self, pod: Pod, why: str, grace: float | None = None) -> None:
         self.logs[pod.id].add("system", f"stop container: {why}")
-        await self._halt(pod, self.pace.grace if grace is None else grace)
+        await self._halt(pod, grace)
         if not pod.live:
             return
         pod.status = "EXITED"
@@ -254,7 +256,7 @@ class Cloud:
         index = len(self.gone)
         self.gone.append(pod.summary())
         self.save()
-        await self._halt(pod, self.pace.grace if grace is None else grace)
+        await self._halt(pod, grace)
         self.gone[index] = pod.summary()
         self.save()
         self.logs.pop(pod.id).close()
@@ -292,7 +294,7 @@ class Cloud:
 
     def save(self) -> None:
         live = [pod.summary() for pod in self.pods.values()]
-        _write(self.folder / "pods.json", json.dumps({"live": live, "gone": self.gone}))
+        _write(self.folder / "pods.json", {"live": live, "gone": self.gone})
 
     def _end_leftover_pods(self) -> None:
         """End the pods of a server that was killed. Kill those of their processes that still run."""
@@ -330,8 +332,8 @@ def _keep_task(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) 
     task.add_done_callback(tasks.discard)
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, records: Any) -> None:
     new = file.with_suffix(".new")
     new.touch(mode=0o600)
-    new.write_text(text)
+    new.write_text(json.dumps(records))
     new.replace(file)

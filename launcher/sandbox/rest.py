@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -15,6 +17,8 @@ from launcher.sandbox.guard import Guard, require_account_key, require_pod_acces
 from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import Cluster, Pod, Volume
 from launcher.sandbox.request_bodies import CreateCluster, CreatePod, CreateVolume, PodAction
+
+T = TypeVar("T")
 
 
 class Rest:
@@ -112,9 +116,7 @@ class Rest:
         return StreamingResponse(log.follow(source, after), headers=headers, media_type="text/event-stream")
 
     def _pod(self, request: Request) -> Pod:
-        pod = self.cloud.pods.get(request.path_params["id"])
-        if pod is None:
-            raise ProblemError(404, f"pod {request.path_params['id']} not found")
+        pod = _named(request, self.cloud.pods, f"pod {request.path_params['id']}")
         require_pod_access(request, pod)
         return pod
 
@@ -143,9 +145,7 @@ class Rest:
         return Response(status_code=204)
 
     def _cluster(self, request: Request) -> Cluster:
-        cluster = self.cloud.clusters.get(request.path_params["id"])
-        if cluster is None:
-            raise ProblemError(404, f"cluster {request.path_params['id']} not found")
+        cluster = _named(request, self.cloud.clusters, f"cluster {request.path_params['id']}")
         if request.state.pod is not None and request.state.pod not in cluster.pods:
             raise ProblemError(403, "access denied: this key belongs to a pod of another cluster")
         return cluster
@@ -177,10 +177,7 @@ class Rest:
 
     def _volume(self, request: Request) -> Volume:
         require_account_key(request)
-        volume = self.cloud.volumes.get(request.path_params["id"])
-        if volume is None:
-            raise ProblemError(404, f"network volume {request.path_params['id']} not found")
-        return volume
+        return _named(request, self.cloud.volumes, f"network volume {request.path_params['id']}")
 
     # Catalogue and bills
 
@@ -189,9 +186,7 @@ class Rest:
         return JSONResponse({"gpus": [catalogue.gpu(one, available) for one in catalogue.GPUS.values()]})
 
     async def gpu(self, request: Request) -> Response:
-        one = catalogue.GPUS.get(request.path_params["id"])
-        if one is None:
-            raise ProblemError(404, "gpu type not found")
+        one = _named(request, catalogue.GPUS, "gpu type")
         return JSONResponse(catalogue.gpu(one, _availability(request)))
 
     async def cpus(self, request: Request) -> Response:
@@ -199,9 +194,7 @@ class Rest:
         return JSONResponse({"cpus": [catalogue.cpu(one, available) for one in catalogue.CPUS.values()]})
 
     async def cpu(self, request: Request) -> Response:
-        one = catalogue.CPUS.get(request.path_params["id"])
-        if one is None:
-            raise ProblemError(404, "cpu flavor not found")
+        one = _named(request, catalogue.CPUS, "cpu flavor")
         return JSONResponse(catalogue.cpu(one, _availability(request)))
 
     async def centres(self, request: Request) -> Response:
@@ -209,14 +202,19 @@ class Rest:
         return JSONResponse({"dataCenters": [catalogue.centre(id, include) for id in catalogue.CENTRES]})
 
     async def centre(self, request: Request) -> Response:
-        id = request.path_params["id"]
-        if id not in catalogue.CENTRES:
-            raise ProblemError(404, "data center not found")
-        return JSONResponse(catalogue.centre(id, _included(request)))
+        _named(request, catalogue.CENTRES, "data center")
+        return JSONResponse(catalogue.centre(request.path_params["id"], _included(request)))
 
     async def billed(self, request: Request) -> Response:
         require_account_key(request)
         return JSONResponse(billing.pods(self.cloud.ledger, dict(request.query_params), time.time()))
+
+
+def _named(request: Request, items: Mapping[str, T], what: str) -> T:
+    """Return the item that the request's path names. Raises ProblemError."""
+    if (item := items.get(request.path_params["id"])) is None:
+        raise ProblemError(404, f"{what} not found")
+    return item
 
 
 def _require_no_cluster(pod: Pod) -> None:

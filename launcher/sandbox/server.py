@@ -17,7 +17,7 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
-from launcher.rundir.files import try_lock
+from launcher.rundir.files import replace_text, try_lock
 from launcher.sandbox.cloud import Cloud, Pace
 from launcher.sandbox.contract import Contract
 from launcher.sandbox.control import Control
@@ -129,10 +129,8 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
         "RUNPOD_S3_ACCESS_KEY": keys.s3_access,
         "RUNPOD_S3_SECRET_KEY": keys.s3_secret,
     }
-    _private(
-        folder / "env.sh",
-        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
-    )
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    replace_text(folder / "env.sh", exports, 0o600)
     volume_path = "/workspace" if cloud.isolation else str(cloud.volume_folder(VOLUME))
     profile = PROFILE.format(
         python=json.dumps(sys.executable), volume=VOLUME, path=json.dumps(volume_path), centre=CENTRE
@@ -172,10 +170,5 @@ def _keys(file: Path) -> Keys:
             f"user_{secrets.token_hex(8)}",
             f"rps_{secrets.token_hex(16)}",
         )
-        _private(file, json.dumps(vars(keys)))
+        replace_text(file, json.dumps(vars(keys)), 0o600)
     return Keys(**json.loads(file.read_text()))
-
-
-def _private(file: Path, text: str) -> None:
-    file.touch(mode=0o600)
-    file.write_text(text)
