@@ -25,6 +25,11 @@ def claim(submission: int) -> str:
     return f"runpod-submission-{submission}"
 
 
+def api_path(id: str, cluster: bool) -> str:
+    """Return the path of a pod or cluster in the API, such as `/pods/ID`."""
+    return f"/clusters/{id}" if cluster else f"/pods/{id}"
+
+
 @dataclass(frozen=True)
 class Handle:
     """A run's handle: `runpod:<profile>:<pod>` or `runpod:<profile>:cluster/<id>`.
@@ -59,8 +64,7 @@ class Handle:
 
     @property
     def path(self) -> str:
-        """Path in the API, such as `/pods/ID`."""
-        return f"/{self.pod}".replace("/cluster/", "/clusters/") if self.cluster else f"/pods/{self.id}"
+        return api_path(self.id or "", self.cluster)
 
     @property
     def words(self) -> str:

@@ -16,7 +16,6 @@ from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import UnendedError
 from launcher.schedulers.runpod.handle import POD_NAME
 from launcher.schedulers.runpod.lifecycle import past_deadline, why_leaked
-from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.poller import evidence_of
 from launcher.schedulers.runpod.records import has_run
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
@@ -103,14 +102,11 @@ def _rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
 
 def _in_use(rented: Rented, run: RunDir) -> bool:
     """Return whether the pod still runs its run, according to the volume's records. Raises VolumeError."""
-    evidence, name = evidence_of(run), POD_NAME.fullmatch(rented.name)
+    evidence = evidence_of(run)
     rejected = evidence.rejected is not None and evidence.rejected.handle.path == rented.path
-    if rented.status in ("EXITED", "ERROR") or rejected or name is None:
+    if rented.status in ("EXITED", "ERROR") or rejected:
         return False
     if past_deadline(evidence) is not None and evidence.handle.path == rented.path:
         return False
-    return has_run(_copy(run), int(name["number"]), rented.id)
-
-
-def _copy(run: RunDir) -> Copy:
-    return cast(RunPodScheduler, of_record(run.read_about().cluster)).copy(run)
+    copy = cast(RunPodScheduler, of_record(run.read_about().cluster)).copy(run)
+    return has_run(copy, int(rented.name.rpartition("-")[2]), rented.id)

@@ -28,7 +28,7 @@ from launcher.schedulers.runpod.errors import (
     UnendedError,
 )
 from launcher.schedulers.runpod.evidence import submission_in
-from launcher.schedulers.runpod.handle import Handle, claim, pod_name
+from launcher.schedulers.runpod.handle import Handle, api_path, claim, pod_name
 from launcher.schedulers.runpod.lifecycle import NOT_LISTED_SECONDS, keep_first, too_expensive
 from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.offers import CLOUD, Market, Need, Offer, query_market, spent_of
@@ -74,7 +74,7 @@ class Rented:
 
     @property
     def path(self) -> str:
-        return f"/clusters/{self.id}" if self.cluster else f"/pods/{self.id}"
+        return api_path(self.id, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,7 @@ class _Submission:
         kept, *duplicates = keep_first(ids, owner)
         for duplicate in duplicates:
             with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
-                self.order.end_duplicate(
-                    self.client, f"/clusters/{duplicate}" if self.cluster else f"/pods/{duplicate}"
-                )
+                self.order.end_duplicate(self.client, api_path(duplicate, self.cluster))
         return kept
 
     def _with_price(self, rented: Rented) -> Rented:
@@ -360,21 +358,20 @@ def lease(
     except (SchedulerError, OSError) as error:
         refused(str(error))
         raise NotRentedError(str(error)) from None
+
+    def body(offer: Offer) -> dict[str, Any]:
+        planned_for(offer)
+        return request.for_offer(run.scripts, section, offer, number, secrets, client.now())
+
+    order = Order(
+        section,
+        market.offers,
+        pod_name(run.id, number),
+        body,
+        owner=lambda: copy.text(claim(number)),
+        end_duplicate=lambda client, path: end_duplicate(client, run, path),
+    )
     try:
-
-        def body(offer: Offer) -> dict[str, Any]:
-            planned_for(offer)
-            return request.for_offer(run.scripts, section, offer, number, secrets, client.now())
-
-        name = pod_name(run.id, number)
-        order = Order(
-            section,
-            market.offers,
-            name,
-            body,
-            owner=lambda: copy.text(claim(number)),
-            end_duplicate=lambda client, path: end_duplicate(client, run, path),
-        )
         rented = rent(client, order)
     except UnclearError as error:
         raise UnclearError(
