@@ -138,9 +138,8 @@ class Comparer:
                 raise UsageError(f"--gpu {name!r}: {'name one of' if matches else 'known are'} {labels}")
             count = self.cluster.gpus_per_node or 1
             gpu = Gpu(type=gpu_type.label, count=count, memory=memory_of(gpu_type))
-            node = self.cluster.node.model_copy(update={"gpu": gpu})
             label = f"{count} x {gpu_type.label} ({gpu_type.memory:g} GiB)"
-            clusters[label] = self.cluster.model_copy(update={"node": node})
+            clusters[label] = self.cluster.with_node(gpu=gpu)
         return clusters
 
     def gpus(self, clusters: Mapping[str, Cluster]) -> Comparison:

@@ -69,7 +69,7 @@ class LocalScheduler(OneByOne):
             return cluster
         from launcher.rundir.host_memory import memory_limit
 
-        return cluster.model_copy(update={"node": cluster.node.model_copy(update={"memory": memory_limit()})})
+        return cluster.with_node(memory=memory_limit())
 
     def prepare(self, request: Request) -> Prepared:
         """Prepare every file and the command of the supervisor. Raises RenderError, SchedulerError."""
@@ -218,5 +218,4 @@ def _with_detected_gpus(cluster: Cluster) -> Cluster:
     sizes = [total for _, total in gpus if total is not None]
     if not sizes:
         return cluster
-    gpu = Gpu(type=gpus[0][0], count=len(gpus), memory=min(sizes) * 2**20)
-    return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})
+    return cluster.with_node(gpu=Gpu(type=gpus[0][0], count=len(gpus), memory=min(sizes) * 2**20))

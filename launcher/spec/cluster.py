@@ -247,6 +247,10 @@ class Cluster(Value):
         always = self.section is not None and self.section.starts_container
         return always or self.container.runtime != "none"
 
+    def with_node(self, **fields: Any) -> Cluster:
+        """Return the cluster with these fields of its node replaced."""
+        return self.model_copy(update={"node": self.node.model_copy(update=fields)})
+
     @property
     def gpus_per_node(self) -> int:
         return self.node.gpu.count if self.node.gpu is not None else 0

@@ -87,13 +87,8 @@ class RunPod(Section):
     def _with_gpu(self, cluster: Cluster, gpu_id: str) -> Cluster:
         assert cluster.node.gpu is not None  # other_gpus need gpu_id, and that needs node.gpu
         gpu = cluster.node.gpu.model_copy(update={"type": gpu_id, "memory": self.other_gpus[gpu_id]})
-        return cluster.model_copy(
-            update={
-                "node": cluster.node.model_copy(update={"gpu": gpu}),
-                "runpod": self.model_copy(update={"gpu_id": gpu_id}),
-                "usd_per_gpu_hour": None,
-            }
-        )
+        section = self.model_copy(update={"gpu_id": gpu_id})
+        return cluster.with_node(gpu=gpu).model_copy(update={"runpod": section, "usd_per_gpu_hour": None})
 
     def worst_case(
         self, job: Job, nodes: int, usd_per_hour: float | None, dearest: tuple[float, int] | None

@@ -38,8 +38,7 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
             f"node.gpu: auto: the hosts of {cluster.name} have different GPUs ({listed}); {WRITE}, "
             "or a profile for each kind of host"
         )
-    gpu = min(gpus_by_host.values(), key=lambda gpu: gpu.memory if gpu else 0)
-    return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})
+    return cluster.with_node(gpu=min(gpus_by_host.values(), key=lambda gpu: gpu.memory if gpu else 0))
 
 
 def _gpu(host: str, rows: list[list[Any]]) -> Gpu | None:
