@@ -70,8 +70,7 @@ def stamp(answers: Mapping[str, Answer]) -> list[str]:
 
 
 def _file(login: Login) -> Path:
-    host = socket.gethostname() if isinstance(login, LocalLogin) else ""
-    first = login.first if isinstance(login, LocalLogin) else ""
-    where = "\0".join((login.name, host, first, os.environ.get("SLURM_CONF", ""), str(os.getuid())))
+    here = (socket.gethostname(), login.first) if isinstance(login, LocalLogin) else ("", "")
+    where = "\0".join((login.name, *here, os.environ.get("SLURM_CONF", ""), str(os.getuid())))
     name = hashlib.sha256(where.encode()).hexdigest()[:16]
     return Path(platformdirs.user_cache_dir("launcher")) / "slurm" / f"{name}.json"
