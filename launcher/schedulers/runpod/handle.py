@@ -1,7 +1,8 @@
-"""Names of a run and its pods: handles, pod names and the file with which a pod claims a run."""
+"""Names of a run and its pods: handles, pod names, paths and the file with which a pod claims a run."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ def pod_name(run_id: str, submission: int) -> str:
 def claim(submission: int) -> str:
     """Return the name of the file in the run directory where the pod that begins the run writes its id."""
     return f"runpod-submission-{submission}"
+
+
+def pod_run_dir(runs: str | None, volume_path: str, run_id: str) -> str:
+    """Return the path of a run directory on the pod. `runs` is `paths.runs` of the profile."""
+    return posixpath.join(runs or posixpath.join(volume_path, "runs"), run_id)
 
 
 def api_path(id: str, cluster: bool) -> str:

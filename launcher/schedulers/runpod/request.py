@@ -20,6 +20,7 @@ from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
 from launcher.schedulers.runpod.errors import ApiError, Fate, LostAnswerError
+from launcher.schedulers.runpod.handle import pod_run_dir
 from launcher.schedulers.runpod.offers import CLOUD, Market, Need, Offer, query_market
 from launcher.schedulers.runpod.pods import Created, read
 from launcher.schedulers.runpod.profile import RunPod
@@ -27,7 +28,6 @@ from launcher.schedulers.runpod.scripts import (
     TooLongError,
     brings_code,
     notes,
-    pod_run_dir,
     pod_workdir,
     scripts,
 )
@@ -185,7 +185,8 @@ def offer_lines(market: Market, budget: float | None) -> tuple[str, ...]:
 
 
 def _prepare_for_gpu(request: Request, code: snapshot.Snapshot | None) -> PodPrepared:
-    run_dir = pod_run_dir(request.cluster, request.run_id)
+    section = RunPod.used_by(request.cluster)
+    run_dir = pod_run_dir(request.cluster.paths.runs, section.volume_path, request.run_id)
     workdir = pod_workdir(request.cluster, request.job, run_dir, code.digest if code is not None else None)
     layout = request.plan.layout
     record = about(request).replace(workdir=workdir)
@@ -209,7 +210,7 @@ def _prepare_for_gpu(request: Request, code: snapshot.Snapshot | None) -> PodPre
         run_dir=run_dir,
         files=files,
         target=where,
-        command=command(RunPod.used_by(request.cluster), layout.nodes, layout.gpus_per_node),
+        command=command(section, layout.nodes, layout.gpus_per_node),
         about=record,
         warnings=(*request.plan.warnings, *notes(where)),
         archive=archive,

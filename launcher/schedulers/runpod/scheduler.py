@@ -19,7 +19,7 @@ from launcher.schedulers.base import Prepared, PreparedSweep, Request, Scheduler
 from launcher.schedulers.local_copies import copies_folder, write_copy
 from launcher.schedulers.rundir import asking_to_stop, in_force, may_start, rewrite_run, writing
 from launcher.schedulers.runpod.errors import ApiError
-from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
+from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of, pod_run_dir
 from launcher.schedulers.runpod.lifecycle import may_appear_until
 from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.pods import members
@@ -314,7 +314,7 @@ class RunPodScheduler(OneByOne):
         self._poller.fetch(run)
 
     def where(self, run: RunDir) -> str:
-        return f"{PREFIX}{run.read_about().cluster.runpod.volume_id}:{self._path_on_pod(run)}"
+        return f"{PREFIX}{run.read_about().cluster.runpod.volume_id}:{_path_on_pod(run)}"
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
@@ -350,16 +350,11 @@ class RunPodScheduler(OneByOne):
         """Return the local copy of the run's directory on the volume. Raises SchedulerError."""
         about = run.read_about()
         section = about.cluster.runpod
-        prefix = folder_on_volume(section.volume_path, self._path_on_pod(run))
+        prefix = folder_on_volume(section.volume_path, _path_on_pod(run))
         if prefix is None or section.volume_id is None:
             raise SchedulerError(f"{run.id} is on no network volume")
         centre = about.runpod.data_center if about.runpod is not None else None
         return Copy(run, self._volume(section.volume_id, centre), prefix)
-
-    def _path_on_pod(self, run: RunDir) -> str:
-        cluster = run.read_about().cluster
-        runs = cluster.paths.runs or f"{cluster.runpod.volume_path.rstrip('/')}/runs"
-        return f"{runs.rstrip('/')}/{run.id}"
 
     def _volume(self, volume_id: str, centre: str | None) -> Volume:
         if (volume_id, centre) not in self._volumes:
@@ -413,6 +408,11 @@ def _write(prepared: PodPrepared, market: Market) -> RunDir:
         run = write_copy(_in_data_center(prepared, market), root)
     remember_root(root)
     return run
+
+
+def _path_on_pod(run: RunDir) -> str:
+    cluster = run.read_about().cluster
+    return pod_run_dir(cluster.paths.runs, cluster.runpod.volume_path, run.id)
 
 
 def folder_on_volume(volume_path: str, path: str) -> str | None:

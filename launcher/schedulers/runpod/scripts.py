@@ -94,13 +94,6 @@ def notes(target: Target) -> tuple[str, ...]:
     return (*lines, *render.notes(target))
 
 
-def pod_run_dir(cluster: Cluster, run_id: str) -> str:
-    """Return the run directory's path on the pod's volume."""
-    return posixpath.join(
-        cluster.paths.runs or posixpath.join(RunPod.used_by(cluster).volume_path, "runs"), run_id
-    )
-
-
 def brings_code(job: Job) -> bool:
     """Return whether the job's code must be sent.
 
