@@ -44,12 +44,12 @@ def published(name: str, project_dir: Path) -> str | None:
     return None
 
 
-def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
+def by_digest(image: str, runtime: str, project_dir: Path) -> str:
     """Resolve `catalog:NAME` for the runtime, and return any other image unchanged.
 
     Raises SpecError, ImageError.
     """
-    if image is None or not image.startswith(PREFIX):
+    if not image.startswith(PREFIX):
         return image
     name = image.removeprefix(PREFIX)
     find_image(name, load_catalogue(catalogue_folder(project_dir)), "image")

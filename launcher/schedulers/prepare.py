@@ -99,17 +99,14 @@ def target(request: Request, run_dir: str, workdir: str, python: str, carried: d
 def _with_digest(request: Request) -> Request:
     """Replace `catalog:NAME` by the image that it names now, so that a resumed run keeps this image."""
     job, cluster = request.job, request.cluster
-    if not any(
-        image is not None and image.startswith(PREFIX) for image in (job.image, cluster.container.image)
-    ):
+    image = job.image if job.image is not None else cluster.container.image
+    if image is None or not image.startswith(PREFIX):
         return request
     from launcher.images.publish import by_digest
 
-    runtime, folder = cluster.container.runtime, request.project_dir
+    named = by_digest(image, cluster.container.runtime, request.project_dir)
     if job.image is not None:
-        named = by_digest(job.image, runtime, folder)
         return replace(request, job=job.model_copy(update={"image": named}))
-    named = by_digest(cluster.container.image, runtime, folder)
     container = cluster.container.model_copy(update={"image": named})
     return replace(request, cluster=cluster.model_copy(update={"container": container}))
 
