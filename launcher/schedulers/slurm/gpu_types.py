@@ -30,13 +30,12 @@ def likely_types(gres_type: str, features: Iterable[str] = ()) -> list[GpuType]:
     hints = " ".join(
         (gres_type, *(feature for feature in features if longest in plain(feature) or "mem" in feature))
     )
-    for narrower in (
-        [gpu for gpu in types if (size := re.search(r"(\d+)GB", gpu.label)) and _sized(size[1], hints)],
-        [gpu for gpu in types if "PCIe" in gpu.label and "pci" in hints.lower()],
-        [gpu for gpu in types if "PCIe" not in gpu.label and "sxm" in hints.lower()],
-    ):
-        narrowed = [gpu for gpu in types if gpu in narrower]
-        types = narrowed or types
+    sized = [gpu for gpu in types if (size := re.search(r"(\d+)GB", gpu.label)) and _sized(size[1], hints)]
+    types = sized or types
+    if "pci" in hints.lower():
+        types = [gpu for gpu in types if "PCIe" in gpu.label] or types
+    if "sxm" in hints.lower():
+        types = [gpu for gpu in types if "PCIe" not in gpu.label] or types
     return sorted(types, key=lambda gpu: gpu.memory)
 
 
