@@ -188,9 +188,10 @@ class SshHosts(OneByOne):
         about = run.read_about()
         old_host, sweep = hosts_of(about)[0], about.sweep
         assert sweep is not None  # a run of its own does not move
-        self._relay_code(run, old_host, host)
+        old_login = self._store_on(old_host).login
+        relay(about.code_digest, old_login, self._store_on(host).login, self.remote_root)
         request = {"do": "withdraw", "run_dir": f"{self.remote_root}/{run.id}"}
-        if not ask_host(self._store_on(old_host).login, python_of(about), request)["withdrawn"]:
+        if not ask_host(old_login, python_of(about), request)["withdrawn"]:
             return False
         at_once = None if sweep.at_once is None else int(places)
         try:
@@ -199,15 +200,6 @@ class SshHosts(OneByOne):
             self._start_again(run, about)
             raise
         return True
-
-    def _relay_code(self, run: RunDir, old_host: str, host: str) -> None:
-        """Copy the run's code to a host that may not have it. Raises SchedulerError."""
-        relay(
-            run.read_about().code_digest,
-            self._store_on(old_host).login,
-            self._store_on(host).login,
-            self.remote_root,
-        )
 
     def _start_again(self, run: RunDir, about: RunRecord) -> None:
         """Send and start a run that is currently on no host. Raises SchedulerError."""
