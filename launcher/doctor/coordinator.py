@@ -11,12 +11,12 @@ from typing import Any
 
 from launcher.doctor.checks.collectives import LARGE, WORDS, least_bandwidth, rate
 from launcher.doctor.examine import examine, worst
-from launcher.doctor.interpret import END, NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes, values_of
+from launcher.doctor.interpret import PAIRS, Answers, outcomes, values_of
 from launcher.doctor.measure.group import IMPORT_SECONDS
 from launcher.doctor.measure.network import common_adapters, common_interfaces, partners
 from launcher.doctor.measure.shared_files import SEEN_SECONDS
-from launcher.doctor.on_node import LOOK, MARK, REACH, OnNode
-from launcher.doctor.order_files import Orders
+from launcher.doctor.on_node import OnNode
+from launcher.doctor.order_files import END, LOOK, MARK, NOTE, REACH, TESTS, TRAIN, Orders
 from launcher.doctor.outcome import BUS, STOPPED, Outcome, pair_rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import NO_SETTING, Setting, Where, candidates, fastest, gain

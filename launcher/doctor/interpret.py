@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from launcher.doctor.order_files import TESTS, TRAIN
 from launcher.doctor.outcome import Outcome, outcome, pairs_of
 from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.values import Measured
@@ -17,16 +18,8 @@ Answers = Mapping[int, Mapping[str, Any]]
 Steps = Sequence[Mapping[str, float]]
 "Loss and gradient norm of each step of the tiny model."
 
-TESTS = "tests"
-"An order to run tests of ranks."
-TRAIN = "train"
-"An order to train the tiny model."
 TRAININGS = {"model-alone": "none", "model-ddp": "ddp", "model-fsdp": "fsdp"}
-"The checks of that order with the sharding of each training. The first runs in one process."
-END = "end"
-"The last order: the examination is over."
-NOTE = "note"
-"An order to do nothing. Its `values` are conclusions of node 0."
+"The checks of the order TRAIN with the sharding of each training. The first runs in one process."
 PAIRS = "pairs"
 "The check of orders that test pairs of ranks. There is one such order per round."
 

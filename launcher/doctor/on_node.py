@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.doctor.interpret import END, NOTE, TESTS, TRAIN, TRAININGS, tests_of
+from launcher.doctor.interpret import TRAININGS, tests_of
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.adapters import measure_adapters
 from launcher.doctor.measure.folders import (
@@ -29,7 +29,7 @@ from launcher.doctor.measure.network import measure_ways, partners, send_answer
 from launcher.doctor.measure.shared_files import SEEN_SECONDS, Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.node_rank import Place
-from launcher.doctor.order_files import Orders
+from launcher.doctor.order_files import END, LOOK, MARK, NOTE, REACH, TESTS, TRAIN, Orders
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.values import Measured
 
@@ -37,12 +37,6 @@ ORDER_SECONDS = 300.0
 "How long a node waits for the next order. It is longer than any order takes on another node."
 DRIVER_SECONDS = 20.0
 "How long NVML may take for one answer. Without persistence mode, it starts the driver first."
-MARK = "mark"
-"The order to create files that other nodes look for."
-LOOK = "look"
-"The order to look for the files of other nodes."
-REACH = "reach"
-"The order to measure the connections to other nodes."
 
 Answer = dict[str, Any]
 

@@ -18,6 +18,22 @@ from launcher.rundir.files import read_json, replace_json
 from launcher.spec.json_forms import Form, fits
 
 T = TypeVar("T")
+
+TESTS = "tests"
+"The order to run tests of ranks."
+TRAIN = "train"
+"The order to train the tiny model."
+REACH = "reach"
+"The order to measure the connections to other nodes."
+MARK = "mark"
+"The order to create files that other nodes look for."
+LOOK = "look"
+"The order to look for the files of other nodes."
+NOTE = "note"
+"The order to do nothing. Its `values` are conclusions of node 0."
+END = "end"
+"The last order: the examination is over."
+
 NOTHING_ELSE: Form = {"*": frozenset()}
 MEASURED: Form = {"check": str, "node": int, "value?": object, "subject?": str, "error?": str, **NOTHING_ELSE}
 REPORT: Form = {

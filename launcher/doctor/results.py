@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from launcher.doctor.examine import examine, worst
-from launcher.doctor.interpret import END, values_of
+from launcher.doctor.interpret import values_of
 from launcher.doctor.options import Options
-from launcher.doctor.order_files import Orders
+from launcher.doctor.order_files import END, Orders
 from launcher.doctor.page import page
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
 from launcher.rundir.files import read_record

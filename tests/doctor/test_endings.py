@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from launcher.doctor.examine import examine
-from launcher.doctor.interpret import END, TESTS
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure import folders as folders_module
 from launcher.doctor.measure import group as group_module
@@ -22,7 +21,7 @@ from launcher.doctor.measure.folders import measure_folders
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.options import Options
-from launcher.doctor.order_files import Orders
+from launcher.doctor.order_files import END, TESTS, Orders
 from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.results import results_of
 from launcher.doctor.values import Expected, Measured

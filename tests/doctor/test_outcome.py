@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor.interpret import NOTE, TESTS, values_of
+from launcher.doctor.interpret import values_of
+from launcher.doctor.order_files import NOTE, TESTS
 from launcher.doctor.outcome import BUS, Outcome, common, culprits, outcome, pair_rounds, pairs_of, rounds
 from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.values import Measured
