@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from launcher.sandbox.records import seconds, stamp
+from launcher.rundir.time import stamp
+from launcher.sandbox.records import seconds
 
 KEPT = 20_000
 "Maximum number of lines in memory. The file holds all lines."

@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from launcher.rundir.time import stamp
+
 LIVE = ("PROVISIONING", "STARTING", "RUNNING")
 ACTIONS = {
     "PROVISIONING": ["stop", "terminate"],
@@ -18,11 +20,6 @@ ACTIONS = {
     "ERROR": ["start", "terminate"],
     "TERMINATED": [],
 }
-
-
-def stamp(seconds: float) -> str:
-    """Format a time as RFC 3339 in UTC with microseconds."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def seconds(text: str) -> float:

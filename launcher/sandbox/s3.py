@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from launcher.rundir.time import stamp
 from launcher.sandbox.cloud import Cloud
-from launcher.sandbox.records import stamp
 
 CHUNK = 1 << 20
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
