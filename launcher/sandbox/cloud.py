@@ -7,7 +7,6 @@ import contextlib
 import json
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from launcher.sandbox.problem import ProblemError
 from launcher.sandbox.records import ACTIONS, Cluster, Ledger, Pod, Seat, Volume
 from launcher.sandbox.request_bodies import Container as Body
 from launcher.sandbox.request_bodies import CreateCluster, CreatePod, GpuConfig
+from launcher.supervise.interface import own_address
 
 INTERRUPTED_GRACE = 5.0
 "Seconds between SIGTERM and SIGKILL when a spot pod is interrupted."
@@ -316,13 +316,11 @@ def allowed(pod: Pod, action: str) -> None:
 
 
 def _address() -> str:
-    """Return this machine's address, which all nodes of a cluster share. Nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("203.0.113.1", 9))  # TEST-NET-3 of RFC 5737
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    """Return this machine's address, which all nodes of a cluster share."""
+    try:
+        return own_address("203.0.113.1", 9)  # TEST-NET-3 of RFC 5737
+    except OSError:
+        return "127.0.0.1"
 
 
 def _keep_task(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:

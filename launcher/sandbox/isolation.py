@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from launcher.supervise.process import environments
 
 ISOLATE = Path(__file__).with_name("isolate.sh")
 
@@ -71,16 +72,8 @@ def first_process(pid: int) -> int:
 def kill_marked(mark: str) -> None:
     """Send SIGKILL to every process whose environment holds `mark` (NAME=VALUE), until none is left."""
     killed: set[int] = set()
-    while pids := [pid for pid in _marked(mark.encode()) if pid not in killed]:
+    while pids := {pid for pid, text in environments() if mark.encode() in text.split(b"\0")} - killed:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        killed.update(pids)
-
-
-def _marked(mark: bytes) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
+        killed |= pids

@@ -75,7 +75,7 @@ def processes_of(
         marks |= {f"{variables.ATTEMPT}={attempt}".encode(), f"{variables.NODE_RANK}={node}".encode()}
     required = f"{variables.WORKER if of_ranks else variables.ATTEMPT}=".encode()
     pids = []
-    for pid, environ in _environments():
+    for pid, environ in environments():
         entries = set(environ.split(b"\0"))
         if marks <= entries and any(entry.startswith(required) for entry in entries):
             pids.append(pid)
@@ -150,7 +150,8 @@ def reap(excluded: int | None = None) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def _environments() -> Iterator[tuple[int, bytes]]:
+def environments() -> Iterator[tuple[int, bytes]]:
+    """Yield the pid and the environment of this user's other processes on this host."""
     me = os.getpid()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != me:
