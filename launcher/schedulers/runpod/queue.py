@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.rundir.files import replace_json
@@ -57,11 +56,11 @@ def is_attended(run: RunDir) -> bool:
     return sweep is None or has_sweep_process(sweep_folder(run, sweep.id))
 
 
-def attend(folder: Path) -> None:
-    """Poll the runs of a sweep until all have ended."""
+def main(folder: str) -> None:
+    """Poll the runs of the sweep in this folder until all have ended."""
     from launcher.schedulers.lookup import scheduler_of
 
-    while runs := runs_of(folder):
+    while runs := runs_of(Path(folder)):
         living = [_look(run, scheduler_of(run)) for run in runs if not run.read_state().ended]
         if not any(living):
             return
@@ -77,9 +76,5 @@ def _look(run: RunDir, scheduler: Scheduler) -> bool:
         return True
 
 
-def main(arguments: Sequence[str]) -> None:
-    attend(Path(arguments[0]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])
