@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+WAIT_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
+"""Whether gradients that wait for the last micro-batch are in `unsharded_accumulated_grad`, as up to torch
+2.14. Since 2.15 they wait in `.grad` of the gathered parameter, and FSDP2 itself gives them one type."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import Rank, SetupError
 
 REPLICATE, SHARD, TENSOR, PIPELINE = "replicate", "shard", "tensor", "pipeline"
 "Names of the dimensions."
+
+# Public since torch 2.14; the old name warns.
+_set_timeout: Any = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
 
 
 class Meshes(NamedTuple):
@@ -48,7 +51,7 @@ def meshes(rank: Rank) -> Meshes:
     if rank.world > 1 and dist.get_backend() != "fake":  # one rank, and the ranks of a plan, never wait
         timeout = timedelta(seconds=rank.job.train.collective_timeout)
         for group in whole.get_all_groups():  # torch's default is 10 minutes (NCCL) or 30 (gloo)
-            _set_pg_timeout(timeout, group)
+            _set_timeout(timeout, group)
     if len(used) == len(over_data):
         return Meshes(whole)
     return Meshes(

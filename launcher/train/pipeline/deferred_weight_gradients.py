@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
-from launcher.train.local_shards import parameter_groups
+from launcher.train.local_shards import WAIT_APART, parameter_groups
 from launcher.train.pipeline.cut import Chunk
 from launcher.train.task import TaskError
 
@@ -83,7 +83,8 @@ class LaterWeights:
             if isinstance(unit, FSDPModule):
                 unit.set_requires_gradient_sync(reduce, recurse=False)
                 for group in parameter_groups(unit):
-                    _to_reduce_dtype(group, zeros=reduce)
+                    if WAIT_APART:
+                        _to_reduce_dtype(group, zeros=reduce)
                     group.post_backward()
         self.begins(self._chunk)
         if isinstance(self._chunk, FSDPModule):
@@ -237,4 +238,6 @@ def _end_backward(root: FSDPModule) -> None:
             for group in parameter_groups(module):
                 # Otherwise it would run the end of the unit's pass again, and reduce zeros.
                 group._training_state = type(group._training_state).POST_BACKWARD
+    if hasattr(state._state_ctx, "manual_backward_finalization_active"):  # since torch 2.15
+        state._state_ctx.manual_backward_finalization_active = False
     state._root_post_backward_final_callback()

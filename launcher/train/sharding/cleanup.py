@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.cpu_memory_budget import Budget
-from launcher.train.local_shards import groups_of, parameter_groups
+from launcher.train.local_shards import WAIT_APART, groups_of, parameter_groups
 
 # Attributes with a leading underscore are private in FSDP2. `self_test` checks that they work as expected.
 # torch 2.13 and newer have a public reset, which does not remove gradients.
@@ -90,7 +90,8 @@ def _clean_fsdp(model: Any) -> None:
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
                 parameter._unsharded_param.requires_grad_(parameter.sharded_param.requires_grad)
-            parameter.unsharded_accumulated_grad = None
+            if WAIT_APART:
+                parameter.unsharded_accumulated_grad = None
             parameter.grad_offload_event = None
             parameter.sharded_param.grad = None
 

@@ -19,7 +19,7 @@ from launcher.spec.mesh import in_buckets
 from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.ddp import DDP
-from launcher.train.local_shards import groups_of, local
+from launcher.train.local_shards import WAIT_APART, groups_of, local
 from launcher.train.mesh import Meshes
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision, parametrize_in_fp32
@@ -347,7 +347,7 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
     if recipe.grad_sync == "last":
         for root in fsdp_roots(model):
             root.set_requires_gradient_sync(last)
-        if last:
+        if last and WAIT_APART:
             _complete_sums(model)
         if isinstance(model, DDP) and not last:
             return model.no_sync()
