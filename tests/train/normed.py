@@ -1,4 +1,5 @@
-"""A model whose ranks differ in their buffers: BatchNorm, Dropout, a counter, and tied weights."""
+"""A model whose ranks differ in their buffers and extra states: BatchNorm, Dropout, a counter, a running
+mean, and tied weights."""
 
 from __future__ import annotations
 
@@ -38,13 +39,34 @@ class Network(nn.Module):
         )
         self.head = nn.Linear(dim, CLASSES, bias=False)
         self.head.weight = self.embedding.weight
+        self.level = Level(dim)
         self.register_buffer("seen", torch.zeros(CLASSES), persistent=False)
         self.register_buffer("scale", torch.full((dim,), 0.5), persistent=False)
 
     def forward(self, classes: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.seen += functional.one_hot(classes, CLASSES).sum(0)
-        x = self.embedding(classes) * self.scale
+        x = self.level(self.embedding(classes) * self.scale)
         for layer in self.layers:
             x = x + layer(x)
         return self.head(x)
+
+
+class Level(nn.Module):
+    """Adds the running mean of the earlier passes of this rank, which is an extra state."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mean = torch.zeros(dim)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.mean
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.mean = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.mean.to(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0).to(self.mean)
+        return y

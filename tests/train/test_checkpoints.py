@@ -271,6 +271,29 @@ def test_a_buffer_that_a_model_makes_in_its_forward_pass_is_registered_when_it_i
     assert ("cache" in fresh.state_dict()) == persistent
 
 
+class Extra(nn.Linear):
+    """A layer with an extra state."""
+
+    extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_an_extra_state_that_no_checkpoint_can_hold_is_refused_before_training() -> None:
+    model, cpu = nn.Sequential(nn.Linear(2, 2), Extra(2, 2)), torch.device("cpu")
+    model[1].extra = {"mean": torch.zeros(2), "seen": {3}}
+    RankState(model, cpu)
+    model[1].extra["path"] = Path("here")
+    with pytest.raises(
+        TaskError, match=r"get_extra_state\(\) of 1 of the model .*\['path'\] is of type path"
+    ):
+        RankState(model, cpu)
+
+
 def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(steps=1, args={"dropout": 0.1}))
     assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 0}

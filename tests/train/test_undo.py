@@ -624,6 +624,31 @@ def test_undo_uses_the_state_that_a_task_offers() -> None:
     assert torch.equal(undo.task_state["mean"], torch.zeros(2))
 
 
+class Level(nn.Module):
+    """A module with an extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.passes = torch.zeros(2), 0
+
+    def get_extra_state(self) -> Any:
+        return {"mean": self.mean, "passes": self.passes}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.mean, self.passes = state["mean"], state["passes"]
+
+
+def test_extra_states_are_those_of_the_last_take_and_count_as_saved() -> None:
+    task = Keeper()
+    model = nn.Sequential(Level(), nn.Linear(2, 2))
+    undo = Undo(model, torch.device("cpu"), task)
+    level: Any = model[0]
+    level.mean.add_(1)
+    level.passes, task.seen["a"][0] = 1, torch.ones(2)
+    assert undo.changed() == ["task.seen.a"]
+    assert undo.extra["0"]["passes"] == 0 and torch.equal(undo.extra["0"]["mean"], torch.zeros(2))
+
+
 class Ramp:
     """A user's object that counts under a name that the loop gives to an attribute of the task."""
 

@@ -1,4 +1,4 @@
-"""State that each rank saves for itself: random state, buffers, and the state of the task."""
+"""State that each rank saves for itself: random state, buffers, extra states, and the state of the task."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from launcher.train.ddp import without_ddp
+from launcher.train.extra_states import extra_states, load_extra_states, modules_with_extra_state
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import packed, random_state, set_rng_state
 from launcher.train.state_names import state_names
@@ -43,22 +44,12 @@ class RankState:
             for name, buffer in self.model.named_buffers()
             if adapted or name not in self.persistent
         }
-        self._check_task()
-
-    def _check_task(self) -> None:
-        if self.task is None or (state := self.task.state()) is None:
-            return
-        file = io.BytesIO()
-        try:
-            torch.save(state, file)
-            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-        except Exception as error:  # pickling may raise any type
-            name, kind = next(_not_storable(state, "state()"), ("state()", type(state)))
-            raise TaskError(
-                f"state() of {type(self.task).__name__} returns a value that no checkpoint can hold: {name} "
-                f"is of type {kind.__module__}.{kind.__qualname__}. Return tensors, numbers, strings, and "
-                "lists, tuples and dictionaries of them"
-            ) from error
+        self._with_extra = modules_with_extra_state(self.model)
+        for name, state in extra_states(self._with_extra).items():
+            owner = f"{name} of the model" if name else "the model"
+            _check_storable(state, f"get_extra_state() of {owner}", "get_extra_state()")
+        if task is not None and (state := task.state()) is not None:
+            _check_storable(state, f"state() of {type(task).__name__}", "state()")
 
     def _check_parts(self, state: Any, *, same_mesh: bool) -> None:
         """Raise TaskError if the state has parts of weights that this attempt does not share between ranks
@@ -80,6 +71,8 @@ class RankState:
             "buffers": self._buffers(),
             "not_persistent": not_persistent(self.model),
         }
+        if self._with_extra:
+            content["extra"] = extra_states(self._with_extra)
         if self.task is not None and (state := self.task.state()) is not None:
             content["task"] = state
         file = io.BytesIO()
@@ -99,8 +92,9 @@ class RankState:
 
     @torch.no_grad()
     def load(self, content: dict[str, Any], *, rng: bool) -> None:
-        """Load the content of a rank's file: "rng" as in launcher.train.rng, "buffers" by name, and "task" if
-        the task has a state. `rng`: the mesh is that of the checkpoint, so each rank goes on drawing. Raises
+        """Load the content of a rank's file: "rng" as in launcher.train.rng, "buffers" by name, "extra" by
+        module if there are extra states (earlier launchers did not write them), and "task" if the task has a
+        state. `rng`: the mesh is that of the checkpoint, so each rank goes on drawing. Raises
         TaskError for a state of another mesh."""
         here = dict(self.model.named_buffers(remove_duplicate=False))  # two modules may share a buffer
         for name, value in content["buffers"].items():
@@ -111,6 +105,7 @@ class RankState:
             else:  # training has replaced the buffer, such as a cache that grows, or registered it
                 persistent = name not in content.get("not_persistent", ())
                 _put_buffer(self.model, name, value.to(self.device), persistent=persistent)
+        load_extra_states(self.model, content.get("extra", {}))
         if self.task is not None and "task" in content:
             self._check_parts(content["task"], same_mesh=rng)
             self.task.load_state(content["task"])
@@ -155,6 +150,21 @@ def _put_buffer(model: nn.Module, name: str, value: torch.Tensor, *, persistent:
     if hasattr(module, attribute):
         delattr(module, attribute)
     module.register_buffer(attribute, value, persistent=persistent)
+
+
+def _check_storable(state: Any, what: str, call: str) -> None:
+    """Raise TaskError if a checkpoint cannot hold the state, which `what` returned by `call`."""
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    except Exception as error:  # pickling may raise any type
+        name, kind = next(_not_storable(state, call), (call, type(state)))
+        raise TaskError(
+            f"{what} returns a value that no checkpoint can hold: {name} is of type "
+            f"{kind.__module__}.{kind.__qualname__}. Return tensors, numbers, strings, and lists, tuples and "
+            "dictionaries of them"
+        ) from error
 
 
 def _not_storable(state: Any, name: str) -> Iterator[tuple[str, type]]:

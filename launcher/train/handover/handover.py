@@ -105,6 +105,7 @@ class Handover:
                     "rng": packed(progress.undo.rng),
                     "buffers": {name: value.cpu() for name, value in progress.undo.buffers().items()},
                     "not_persistent": not_persistent(self.checkpoints.model),
+                    "extra": progress.undo.extra,
                     **({} if progress.undo.task_state is None else {"task": progress.undo.task_state}),
                 },
                 "scaler": self.checkpoints.scaler.state(),

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from launcher.spec.errors import described
 from launcher.spec.quantities import format_bytes
 from launcher.train.ddp import without_ddp
+from launcher.train.extra_states import extra_states, modules_with_extra_state
 from launcher.train.host_memory import free_on_host
 from launcher.train.rng import random_state, set_rng_state
 from launcher.train.state_names import left_out
@@ -59,6 +60,8 @@ class Undo:
         others = [] if task is None else [("task", task), *_module_of(task), ("data", data)]
         self._finder, self._device = StateFinder(without_ddp(model), others), device
         self._task = task if task is not None and type(task).state is not Task.state else None
+        self._with_extra = modules_with_extra_state(without_ddp(model))
+        self._others = tuple(f"{name}." for name, _ in others)
         self._saves_frozen = task is None or task.adapter is None
         whole = without_ddp(model)
         self._left_out = {id(p) for p in left_out(whole, whole.state_dict().keys()).values()}
@@ -72,6 +75,8 @@ class Undo:
         "Random state at the last `take`. Use `launcher.train.rng.packed` before writing it to a file."
         self.task_state: Any = None
         "The result of `Task.state` at the last `take`; None if the task does not define it."
+        self.extra: dict[str, Any] = {}
+        "The extra states of the model's modules at the last `take`, by name."
         self._watched = 0
         "Number of steps in which `find_written` compared trained parameters."
         self.take()
@@ -100,12 +105,12 @@ class Undo:
             _find_changes(contents)
             # Allocate all before copying any: after an OOM here the old copies are still valid.
             copies = [slot.planned_copy(now) for slot, now in contents if slot.is_copied]
-            state = self._state_of_task()
+            state, extra = self._state_of_task(), _copied(extra_states(self._with_extra))
             self._slots, self._taken = slots, found
             _copy(copies)
             for copy in copies:
                 copy.slot.values = copy.into
-            self.rng, self.task_state = random_state(self._device), state
+            self.rng, self.task_state, self.extra = random_state(self._device), state, extra
 
     @torch.no_grad()
     def secure(self, share: float = 1.0) -> str | None:
@@ -204,7 +209,12 @@ class Undo:
             for key, slot in self._slots.items():
                 if key not in self._taken.in_checkpoints and slot.has_changed():
                     names.append(slot.name)
-            return names
+            return [name for name in names if not self._is_extra(name)]
+
+    def _is_extra(self, name: str) -> bool:
+        """Return whether an attribute belongs to a module with an extra state, which checkpoints hold."""
+        owners = tuple(f"{module}." if module else "" for module in self._with_extra)
+        return name.startswith(owners) and not name.startswith(self._others)
 
     @torch.no_grad()
     def rewritten(self) -> list[str]:
