@@ -12,7 +12,7 @@ from torch import nn
 from launcher.spec.listed_names import listed
 from launcher.train.task import TaskError
 
-_EXTRA = "_extra_state"
+EXTRA = "_extra_state"
 "Last part of the name under which `state_dict()` has what a module's `get_extra_state()` returns."
 
 
@@ -29,7 +29,7 @@ def state_names(model: nn.Module) -> KeysView[str]:
             "it from the start again, and an export would lack it. Let state_dict() return it under its "
             "name, or set requires_grad=False"
         )
-    if unknown := [name for name in names if not _has(model, name.removesuffix(_EXTRA).rstrip("."))]:
+    if unknown := [name for name in names if not _has(model, name.removesuffix(EXTRA).rstrip("."))]:
         raise TaskError(
             f"state_dict() of the model has {listed(unknown)}, but the model has nothing of this name, and "
             "checkpoints need the names of the model: keep other values in buffers or get_extra_state()"

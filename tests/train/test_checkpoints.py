@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 from typer.testing import CliRunner
 
 from launcher.cli.main import app
@@ -225,6 +226,16 @@ def test_the_loss_of_an_evaluation_is_that_of_the_exported_model(
     of_ranks = [torch.load(file, weights_only=True)["buffers"] for file in files]
     means = {tuple(buffers["layers.0.1.running_mean"].tolist()) for buffers in of_ranks}
     assert len(means) == (1 if sharding == "ddp" else ranks)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_an_export_leaves_out_the_parts_of_an_extra_state(tmp_path: Path) -> None:
+    """They are under names that the model's state_dict() does not have."""
+    model = nn.Sequential(Extra(2, 2))
+    model[0].extra = {"mean": torch.zeros(2), "seen": 3}
+    save({"model": model.state_dict()}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    [file] = export(tmp_path / "checkpoint", tmp_path / "weights")
+    assert load_file(file).keys() == {"0.weight", "0.bias"}
 
 
 def test_export_says_what_is_missing(measured: dict[str, Any], folder: Path, tmp_path: Path) -> None:

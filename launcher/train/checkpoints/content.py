@@ -20,6 +20,7 @@ from launcher.train.adapters.frozen import MARK, FrozenWeights
 from launcher.train.checkpoints.folder import CHANGED_BUFFERS, CheckpointError, read_marker
 from launcher.train.checkpoints.parts_per_node import PartsReader
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
+from launcher.train.state_names import EXTRA
 
 _PREFIX = "model."
 _A, _B = ".lora_A.", ".lora_B."
@@ -152,7 +153,8 @@ def content_of(checkpoint: Path, dtype: torch.dtype | None, frozen: FrozenWeight
 
 def _stored(checkpoint: Path, dtype: torch.dtype | None) -> Iterator[Weight]:
     for key, entry in read_metadata(checkpoint).state_dict_metadata.items():
-        if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata):
+        in_extra_state = f"{EXTRA}." in key  # DCP stores the values in a dictionary one by one
+        if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata) and not in_extra_state:
             stored = entry.properties.dtype
             wanted = dtype if dtype is not None and stored.is_floating_point else stored
             yield Weight(key.removeprefix(_PREFIX), entry.size, wanted)
