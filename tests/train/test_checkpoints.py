@@ -49,7 +49,7 @@ def measured(folder: Path) -> dict[str, Any]:
 def test_ranks_with_buffers_of_their_own_resume_bit_for_bit(measured: dict[str, Any]) -> None:
     for sharding, found in measured["resumes"].items():
         assert found["restored"] == 3
-        assert len(found["ranks differ in"]) == 5, "else this test shows nothing"
+        assert len(found["ranks differ in"]) == 6, "else this test shows nothing"
         assert found["losses"][0] == found["losses"][1], sharding
         assert found["different"] == [[], []], (sharding, "parameters, states and buffers of both ranks")
 
@@ -188,6 +188,7 @@ def test_an_export_of_shards_loads_strictly_into_the_users_model(
     assert file.name == "model.safetensors" and file.stat().st_mode & 0o777 == 0o644
     assert _same(load_file(file), whole)
     model = Network(16)
+    model.recent = torch.zeros_like(whole["recent"])  # training has made it longer
     model.load_state_dict(load_file(file), strict=True)
     assert model.head.weight is model.embedding.weight
 

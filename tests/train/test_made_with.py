@@ -180,10 +180,14 @@ def test_a_checkpoint_of_another_model_is_told_from_one_of_this_model(tmp_path: 
 
     def why(whole: bool = True, **changed: torch.Tensor | None) -> str | None:
         model = {name: tensor for name, tensor in (weights | changed).items() if tensor is not None}
-        return model_difference(model, saved, whole=whole)
+        return model_difference(model, saved, whole=whole, reshaped=reshaped)
 
+    reshaped: dict[str, list[int]] = {}
     assert why() is None and why(buffer=None) is None
     assert why(bias=torch.ones(3)) == "the model has bias, which the checkpoint lacks"
     assert why(frozen=torch.ones(3)) == "frozen has the shape (3,) in the model, and (2, 3) in the checkpoint"
     assert why(head=None) == "the checkpoint has head, which the model lacks"
     assert why(whole=False, head=None) is None, "another stage has it"
+    reshaped = {"buffer": [0, 3]}
+    assert why(buffer=torch.ones(0, 3)) is None, "it had grown when it was saved"
+    assert why(buffer=torch.ones(0, 4)) is not None, "the model begins with another one now"

@@ -38,6 +38,7 @@ from launcher.train.checkpoints.folder import (
     CHANGED_BUFFERS,
     CHECKSUMS,
     LABEL,
+    RESHAPED,
     CheckpointError,
     NotSavedError,
     OtherShardsError,
@@ -204,7 +205,9 @@ class Checkpoints:
         self.resumed_from = self._made_with(path)
         make_states(self.optimizer)
         state, saved = self._state(), read_metadata(path)
-        if problem := model_difference(state["model"], saved, whole=self.rank.mesh.pipeline == 1):
+        reshaped = self.resumed_from.get(RESHAPED, {})
+        one_stage = self.rank.mesh.pipeline == 1
+        if problem := model_difference(state["model"], saved, whole=one_stage, reshaped=reshaped):
             raise OtherTrainingError(
                 f"{path.name} cannot be resumed from: {problem}. Resume with the model that was trained, or "
                 "start a new run"
@@ -214,6 +217,8 @@ class Checkpoints:
         groups, states = state["optimizer"].pop("param_groups"), state["optimizer"]["state"]
         saved_names = with_states(saved)
         without_gradient = {name: states.pop(name) for name in [*states] if name not in saved_names}
+        # DCP reads into tensors of the saved shape. These come from the rank's own file, as all buffers do.
+        other_shapes = {name: state["model"].pop(name) for name in reshaped if name in state["model"]}
         try:
             load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
         except CheckpointException as error:
@@ -224,6 +229,7 @@ class Checkpoints:
                     raise told(f"{path.name} could not be read: {cause}") from error
             raise CheckpointError(unreadable(path, cause)) from error
         states |= without_gradient
+        state["model"] |= other_shapes
         state["optimizer"]["param_groups"] = groups  # the job's settings, with the names that this rank has
         set_state_dict(
             self.model,
@@ -329,6 +335,9 @@ class Checkpoints:
         if self.rank.job.adapter is not None:
             changed = self.rank.all_values(self.rank_state.changed(), self._own_group())
             marker[CHANGED_BUFFERS] = sorted(set().union(*changed))
+        reshaped = self.rank.all_values(self.rank_state.reshaped(), self._own_group())
+        if any(reshaped):
+            marker[RESHAPED] = {name: shape for shapes in reshaped for name, shape in shapes.items()}
         at, held_out = self.evaluated
         if self.rank.job.train.keep_best and at == step and held_out is not None and isfinite(held_out):
             marker["eval_loss"] = held_out

@@ -24,6 +24,8 @@ LABEL = "label"
 ends with it and its own name. Earlier launchers wrote none."""
 CHANGED_BUFFERS = "changed_buffers"
 "Key of the marker: persistent buffers that training has changed, if the job has an adapter."
+RESHAPED = "reshaped"
+"Key of the marker: first shapes of buffers and extra states that training has given another one, by name."
 BESIDE_WEIGHTS = "beside-weights"
 "Folder for the files of `Task.export_files`, next to the checkpoints."
 _NAME = re.compile(r"step-(\d{8,})")

@@ -16,7 +16,7 @@ from launcher.train.ddp import without_ddp
 from launcher.train.extra_states import extra_states, load_extra_states, modules_with_extra_state
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import packed, random_state, set_rng_state
-from launcher.train.state_names import state_names
+from launcher.train.state_names import EXTRA, state_names
 from launcher.train.task import Task, TaskError
 
 
@@ -45,6 +45,7 @@ class RankState:
             if adapted or name not in self.persistent
         }
         self._with_extra = modules_with_extra_state(self.model)
+        self._shapes = {name: [*tensor.shape] for name, tensor in self._own_tensors()}
         for name, state in extra_states(self._with_extra).items():
             owner = f"{name} of the model" if name else "the model"
             _check_storable(state, f"get_extra_state() of {owner}", "get_extra_state()")
@@ -80,10 +81,11 @@ class RankState:
         return file.getvalue()
 
     def shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the model's `state` without its buffers. If the number of ranks changes, every rank
-        takes the buffers of rank 0."""
+        """Return the model's `state` without its buffers and extra states. If the number of ranks changes,
+        every rank takes those of rank 0."""
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
-        return {name: value for name, value in state.items() if name not in buffers}
+        own = {name for name in state if name in buffers or name.endswith(EXTRA)}
+        return {name: value for name, value in state.items() if name not in own}
 
     def restore(self, path: Path, *, rng: bool) -> None:
         """Load a rank's file. Raises OSError, TaskError and the exceptions of torch.load, such as
@@ -111,6 +113,23 @@ class RankState:
             self.task.load_state(content["task"])
         if rng:
             set_rng_state(content["rng"], self.device)
+
+    def reshaped(self) -> dict[str, list[int]]:
+        """Return the first shape of each persistent buffer or extra state that has another one now."""
+        return {
+            name: self._shapes[name]
+            for name, tensor in self._own_tensors()
+            if self._shapes.get(name, [*tensor.shape]) != [*tensor.shape]
+        }
+
+    def _own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the buffers and extra states that `state_dict()` returns, under each of their names."""
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            if name in self.persistent:
+                yield name, buffer
+        for name, state in extra_states(self._with_extra).items():
+            if isinstance(state, torch.Tensor):
+                yield f"{name}.{EXTRA}" if name else EXTRA, state
 
     def changed(self) -> list[str]:
         """Return the names of the persistent buffers of a model with an adapter that training has changed."""

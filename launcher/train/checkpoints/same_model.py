@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,12 +16,19 @@ MODEL = "model."
 "Beginning of the names of parameters and buffers in a checkpoint."
 
 
-def model_difference(model: Mapping[str, Any], saved: Metadata, *, whole: bool) -> str | None:
+def model_difference(
+    model: Mapping[str, Any],
+    saved: Metadata,
+    *,
+    whole: bool,
+    reshaped: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> str | None:
     """Return how the model differs from a checkpoint's model, or None.
 
     `model` is its state by name; `whole` is False if that is the state of one pipeline stage. A buffer that
     only the checkpoint has does not count: training may have registered it. Of what get_extra_state() of a
-    module returns, only a tensor is compared: DCP stores the values in a dictionary one by one.
+    module returns, only a tensor is compared: DCP stores the values in a dictionary one by one. `reshaped`:
+    the first shapes of buffers and extra states that training has given another one.
     """
     model = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
     entries = saved.state_dict_metadata
@@ -31,7 +39,10 @@ def model_difference(model: Mapping[str, Any], saved: Metadata, *, whole: bool) 
         return f"the model has {listed(new)}, which the checkpoint lacks"
     for name, tensor in model.items():
         entry = in_checkpoint[name]
-        if isinstance(entry, TensorStorageMetadata) and entry.size != tensor.shape:
+        if isinstance(entry, TensorStorageMetadata) and [*tensor.shape] not in (
+            [*entry.size],
+            reshaped.get(name),
+        ):
             shape, saved_shape = (*tensor.shape,), (*entry.size,)
             return f"{name} has the shape {shape} in the model, and {saved_shape} in the checkpoint"
     trained = with_states(saved)
