@@ -347,6 +347,7 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
         ("__1_0.distcp", "../step-00000001/__1_0.distcp"),
         ("rank-001.pt", "../step-00000001/rank-001.pt"),
         ("rank-001.pt", "rank-000.pt"),
+        ("complete.json", "../step-00000001/complete.json"),
     ],
 )
 def test_a_sound_file_of_another_step_or_rank_is_refused(tmp_path: Path, file: str, other: str) -> None:

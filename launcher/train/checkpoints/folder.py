@@ -88,11 +88,11 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 
 def check_markers(folder: Path, newest: int) -> None:
-    """Raise RefusedError if the marker of a checkpoint after step `newest` is damaged: a checkpoint gets its
-    name only when its marker is on the disk."""
+    """Raise RefusedError if the marker of a checkpoint after step `newest` is damaged or of another step: a
+    checkpoint gets its name only when its marker is on the disk."""
     for step, path in _directories(folder).items():
-        if step > newest and (path / MARKER).exists() and not read_marker(path):
-            raise RefusedError(damaged(path / MARKER))
+        if step > newest and (path / MARKER).exists() and (marker := read_marker(path)).get("step") != step:
+            raise RefusedError(misplaced(path / MARKER) if marker else damaged(path / MARKER))
 
 
 def check_metadata(path: Path, content: bytes) -> None:
@@ -116,10 +116,7 @@ def check_label(file: Path) -> None:
     with open(file, "rb") as stream:
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - len(expected)))
         if stream.read() != expected:
-            raise RefusedError(
-                f"{file} is damaged, or a file of another step, rank or run: restore the file that was saved "
-                f"there, or delete {file.parent} to go on from an older checkpoint"
-            )
+            raise RefusedError(misplaced(file))
 
 
 def _sum_of(marker: dict[str, Any]) -> int:
@@ -155,6 +152,14 @@ def damaged(file: Path, part: str | None = None) -> str:
     return (
         f"{what} is damaged: restore the file from a backup, or delete {file.parent} to go on "
         "from an older checkpoint"
+    )
+
+
+def misplaced(file: Path) -> str:
+    """Return the message about a file of a checkpoint that was not saved there."""
+    return (
+        f"{file} is damaged, or a file of another step, rank or run: restore the file that was saved there, "
+        f"or delete {file.parent} to go on from an older checkpoint"
     )
 
 
