@@ -24,6 +24,7 @@ from launcher.spec import variables
 from launcher.spec.events import CheckpointSaved
 from launcher.spec.fire_drill import DRILLS
 from launcher.spec.verdict import EXIT_STOPPED
+from launcher.tasks.images import DigitClassifier
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.disk_space import NoSpaceError, free_bytes, make_room
 from launcher.train.checkpoints.export import ExportError, export
@@ -31,7 +32,7 @@ from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.state_names import state_names
 from launcher.train.task import TaskError
-from tests.train.normed import Network, Normed
+from tests.train.normed import Network
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 
@@ -212,20 +213,20 @@ def test_the_loss_of_an_evaluation_is_that_of_the_exported_model(
     tmp_path: Path, sharding: str, ranks: int
 ) -> None:
     """BatchNorm's statistics differ between ranks, which keep their own for training."""
-    task = Normed()
-    run = prepare(tmp_path / "run", job(task="normed:Normed", steps=3, train={"eval_every": 1}))
+    task, fields = DigitClassifier([8]), {"args": {"channels": [8]}, "steps": 3, "train": {"eval_every": 3}}
+    run = prepare(tmp_path / "run", job(task="launcher.tasks.images:DigitClassifier", **fields))
     ended = start(run, recipe(sharding, micro=8 // ranks), ranks, {"LOCAL_WORLD_SIZE": "2"})
     assert set(ended.codes.values()) == {0}, ended.output
 
     checkpoint = complete_checkpoints(run.checkpoints)[3]
-    model = Network(16)
+    model = task.model()
     model.load_state_dict(load_file(export(checkpoint, tmp_path / "out")[0]))
     loss, samples = task.loss(model.eval(), task.data("eval").tensors)
     assert run.read_metrics()[-1]["eval_loss"] == pytest.approx(loss.item() / samples, rel=1e-5)
 
     files = [checkpoint / rank_file_name(rank) for rank in range(ranks)]
     of_ranks = [torch.load(file, weights_only=True)["buffers"] for file in files]
-    means = {tuple(buffers["layers.0.1.running_mean"].tolist()) for buffers in of_ranks}
+    means = {tuple(buffers["stages.0.norm.running_mean"].tolist()) for buffers in of_ranks}
     assert len(means) == (1 if sharding == "ddp" else ranks)
 
 
