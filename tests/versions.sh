@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The README's installation with the newest versions that its ranges allow, as CPU wheels, and the README's first
 # verbs on it: plan, run, why. `make test` has pinned versions; users have these. Where no index has a CPU wheel of the
-# newest torch, torch is the pinned one and everything else the newest. `versions.sh oldest`: torch is the oldest that
-# pyproject.toml allows; where no index has a CPU wheel of it, it comes with gigabytes of CUDA.
+# newest torch, torch is the pinned one and everything else the newest, unless WITH_CUDA=1 takes gigabytes of CUDA.
+# `versions.sh oldest`: torch is the oldest that pyproject.toml allows, where there is no CPU wheel of it with CUDA.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in
@@ -21,7 +21,7 @@ trap 'rm -rf "$venv"' EXIT
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 if ! PIP_CONFIG_FILE=/dev/null "${pip[@]}" --retries 1 --timeout 10 --no-deps --index-url "$torch_index" "$torch" 2>/dev/null ||
   ! grep -q '^cuda.* = None' "$venv"/lib/python*/site-packages/torch/version.py; then
-  if [[ $torch == torch ]]; then torch=$(grep -o '^torch==[0-9.]*' constraints.txt); fi
+  if [[ $torch == torch && -z ${WITH_CUDA-} ]]; then torch=$(grep -o '^torch==[0-9.]*' constraints.txt); fi
   echo "$torch_index has no such CPU wheel of torch here (another one: TORCH_INDEX): $torch is tried"
   "${pip[@]}" "$torch"
 fi
@@ -56,6 +56,7 @@ told again '^fits *yes' "$launcher" plan job.yaml -c slurm-h100
 told render 'SBATCH' "$launcher" render job.yaml -c slurm-h100
 told run 'succeeded' "$launcher" run job.yaml -c local --set steps=20
 told recompute 'succeeded' "$launcher" run job.yaml -c local --set steps=5 --set recipe.activations=selective
+told fsdp 'succeeded' "$launcher" run job.yaml -c local --set steps=5 --set recipe.sharding=fsdp
 told why 'succeeded' "$launcher" why
 if grep -rl nanobind runs; then
   echo 'the lines above name files of the run in which nanobind complains' >&2
