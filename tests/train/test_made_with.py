@@ -18,7 +18,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import data_change, why_not_from, why_not_on
 from launcher.spec.events import DataChanged
 from launcher.spec.recipe import Recipe
-from launcher.train.checkpoints.folder import MARKER, METADATA_SUM, read_marker
+from launcher.train.checkpoints.folder import LABEL, MARKER, METADATA_SUM, end_of_file, read_marker
 from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.checkpoints.same_model import model_difference
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
@@ -110,12 +110,13 @@ def test_a_checkpoint_that_is_refused_is_the_users_error(part: str, begun: RunDi
     run = RunDir(tmp_path / "run")
     shutil.copytree(begun.checkpoints / "step-00000002", run.checkpoints / "step-00000002")
     file = run.checkpoints / "step-00000002" / part
+    marker = read_marker(file.parent)
     if part == ".metadata":
         file.write_bytes(pickle.dumps(Fraction(1)))
-        marker = read_marker(file.parent)
         replace_json(file.parent / MARKER, {**marker, METADATA_SUM: zlib.crc32(file.read_bytes())})
     else:
         torch.save(Fraction(1), file)
+        file.write_bytes(file.read_bytes() + end_of_file(marker[LABEL], part))
     ended = trained(run.path)
     assert ended.codes == {0: 1}, ended.output
     failure = error(run.attempt(0), 0)

@@ -17,7 +17,7 @@ from launcher.spec.adapter import Adapter
 from launcher.spec.listed_names import listed
 from launcher.train.adapters.adapter import peft_name
 from launcher.train.adapters.frozen import MARK, FrozenWeights
-from launcher.train.checkpoints.folder import CHANGED_BUFFERS, CheckpointError, read_marker
+from launcher.train.checkpoints.folder import CHANGED_BUFFERS, CheckpointError, read_marker, unreadable
 from launcher.train.checkpoints.parts_per_node import PartsReader
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
 from launcher.train.state_names import EXTRA
@@ -64,7 +64,7 @@ class Stored:
                 load({"model": tensors}, storage_reader=reader, planner=CheckpointPlanner(), no_dist=True)
             except CheckpointException as error:
                 causes = "; ".join(str(cause) for cause, _ in error.failures.values())
-                raise CheckpointError(f"{self.checkpoint} could not be read: {causes or error}") from error
+                raise CheckpointError(unreadable(self.checkpoint, causes or error)) from error
         return tensors
 
 
