@@ -33,27 +33,33 @@ def buffers_of_first_rank(model: nn.Module, data: DeviceMesh, budget: Budget) ->
     those of the first data-parallel rank. A buffer that has another shape or type on this rank keeps its
     values. Every rank of `data` must call this, under `torch.no_grad()`.
     """
-    here = _persistent_buffers(model)
+    here, replaced = _persistent_buffers(model), dict[str, torch.Tensor]()
     with budget.host_side():
-        own = {name: buffer.detach().to("cpu", copy=True) for name, buffer in here.items()}
         for group in data.get_all_groups():  # with `hybrid` first between the nodes, then within each
             layout = [[(name, buffer.shape, buffer.dtype) for name, buffer in here.items()]]
             dist.broadcast_object_list(layout, group=group, group_src=0)
             for name, shape, dtype in layout[0]:
-                buffer = here.get(name)
-                if buffer is None or (buffer.shape, buffer.dtype) != (shape, dtype):
-                    buffer = torch.empty(shape, dtype=dtype, device=data.device_type)
-                copy_from_first(buffer, group)
+                own = here.get(name)
+                if own is not None and (own.shape, own.dtype) != (shape, dtype):
+                    own = None
+                device = data.device_type
+                values = torch.empty(shape, dtype=dtype, device=device) if own is None else own.clone()
+                copy_from_first(values, group)
+                if own is not None and not torch.equal(
+                    own, values
+                ):  # most buffers are the same constants on all ranks
+                    replaced.setdefault(name, own.to("cpu", copy=True))
+                    own.copy_(values)
     try:
         yield
     finally:
-        for name, buffer in here.items():
-            buffer.copy_(own[name])
+        for name, values in replaced.items():
+            here[name].copy_(values)
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
-        f"{prefix}.{name}": buffer
+        f"{prefix}.{name}": local(buffer.detach())
         for prefix, module in model.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
