@@ -2,7 +2,7 @@
 # The README's installation with the newest versions that its ranges allow, as CPU wheels, and the README's first
 # verbs on it: plan, run, why. `make test` has pinned versions; users have these. Where no index has a CPU wheel of the
 # newest torch, torch is the pinned one and everything else the newest, unless WITH_CUDA=1 takes gigabytes of CUDA.
-# `versions.sh oldest`: torch is the oldest that pyproject.toml allows, where there is no CPU wheel of it with CUDA.
+# `versions.sh oldest`: torch is the oldest that pyproject.toml allows. Without a CPU wheel of it, it comes with CUDA.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in

@@ -29,7 +29,7 @@ def state_names(model: nn.Module) -> KeysView[str]:
             "it from the start again, and an export would lack it. Let state_dict() return it under its "
             "name, or set requires_grad=False"
         )
-    if unknown := [name for name in names if not _has(model, name.removesuffix(EXTRA).rstrip("."))]:
+    if unknown := [name for name in names if not _has(model, name)]:
         raise TaskError(
             f"state_dict() of the model has {listed(unknown)}, but the model has nothing of this name, and "
             "checkpoints need the names of the model: keep other values in buffers or get_extra_state()"
@@ -45,6 +45,12 @@ def state_names(model: nn.Module) -> KeysView[str]:
     return names
 
 
+def is_extra_state(name: str) -> bool:
+    """Return whether `state_dict()` has an extra state under this name. A parameter may be called
+    `my_extra_state`."""
+    return name.rpartition(".")[2] == EXTRA
+
+
 def left_out(model: nn.Module, names: Container[str]) -> dict[str, nn.Parameter]:
     """Return the parameters that are under none of their names in `names`, those of a `state_dict()`."""
     saved = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in names}
@@ -52,6 +58,8 @@ def left_out(model: nn.Module, names: Container[str]) -> dict[str, nn.Parameter]
 
 
 def _has(model: nn.Module, name: str) -> bool:
+    if is_extra_state(name):
+        name = name.rpartition(".")[0]
     try:
         return not name or operator.attrgetter(name)(model) is not None
     except AttributeError:

@@ -233,11 +233,18 @@ def test_the_loss_of_an_evaluation_is_that_of_the_exported_model(
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_an_export_leaves_out_the_parts_of_an_extra_state(tmp_path: Path) -> None:
     """They are under names that the model's state_dict() does not have."""
-    model = nn.Sequential(Extra(2, 2))
-    model[0].extra = {"mean": torch.zeros(2), "seen": 3}
+    model = nn.ModuleDict({"my_extra_state": Extra(2, 2)})
+    model["my_extra_state"].extra = {"mean": torch.zeros(2), "seen": 3}
     save({"model": model.state_dict()}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
     [file] = export(tmp_path / "checkpoint", tmp_path / "weights")
-    assert load_file(file).keys() == {"0.weight", "0.bias"}
+    assert load_file(file).keys() == {"my_extra_state.weight", "my_extra_state.bias"}
+
+
+def test_a_parameter_may_have_a_name_that_ends_like_that_of_an_extra_state() -> None:
+    model = Extra(2, 2)
+    model.gate_extra_state = nn.Parameter(torch.ones(2))
+    shared = RankState(model, torch.device("cpu")).shared(dict(model.state_dict()))
+    assert shared.keys() == {"weight", "bias", "gate_extra_state"}
 
 
 def test_export_says_what_is_missing(measured: dict[str, Any], folder: Path, tmp_path: Path) -> None:

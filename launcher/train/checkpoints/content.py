@@ -153,7 +153,7 @@ def content_of(checkpoint: Path, dtype: torch.dtype | None, frozen: FrozenWeight
 
 def _stored(checkpoint: Path, dtype: torch.dtype | None) -> Iterator[Weight]:
     for key, entry in read_metadata(checkpoint).state_dict_metadata.items():
-        in_extra_state = f"{EXTRA}." in key  # DCP stores the values in a dictionary one by one
+        in_extra_state = EXTRA in key.split(".")[:-1]  # DCP stores the values in a dictionary one by one
         if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata) and not in_extra_state:
             stored = entry.properties.dtype
             wanted = dtype if dtype is not None and stored.is_floating_point else stored

@@ -16,7 +16,7 @@ from launcher.train.ddp import without_ddp
 from launcher.train.extra_states import extra_states, load_extra_states, modules_with_extra_state
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import packed, random_state, set_rng_state
-from launcher.train.state_names import EXTRA, state_names
+from launcher.train.state_names import EXTRA, is_extra_state, state_names
 from launcher.train.task import Task, TaskError
 
 
@@ -84,7 +84,7 @@ class RankState:
         """Return the model's `state` without its buffers and extra states. If the number of ranks changes,
         every rank takes those of rank 0."""
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
-        own = {name for name in state if name in buffers or name.endswith(EXTRA)}
+        own = {name for name in state if name in buffers or is_extra_state(name)}
         return {name: value for name, value in state.items() if name not in own}
 
     def restore(self, path: Path, *, rng: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ def model_difference(
     saved: Metadata,
     *,
     whole: bool,
-    reshaped: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    reshaped: Mapping[str, Sequence[int]],
 ) -> str | None:
     """Return how the model differs from a checkpoint's model, or None.
 
